@@ -1,0 +1,110 @@
+// Composite ops: the vocabulary in which model families are written, once, for every backend.
+//
+//  stock  expands each op to exactly the MLX ops, in exactly the order, that mlx-lm uses; hidden states are [B, L, D].
+//  fused  records phases that one custom MLX primitive runs on the CPU kernels; hidden states are ragged, [T, D].
+//
+// Family code never reads leading dimensions and never looks inside a Value. Everything here runs on the engine thread.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ops/weights.h"
+
+namespace galley::ops {
+
+/// A hidden state in flight: an MLX array (stock) or a buffer of the phases being recorded (fused).
+class Value {
+ public:
+  struct Impl {
+    virtual ~Impl() = default;
+  };
+  Value() = default;
+  explicit Value(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+  [[nodiscard]] const std::shared_ptr<const Impl>& impl() const { return impl_; }
+
+ private:
+  std::shared_ptr<const Impl> impl_;
+};
+
+/// Prepared weights, in whatever layout the backend reads. Made by Ops::load_*, owned by the model.
+struct Linear {
+  virtual ~Linear() = default;
+  int rows = 0;  ///< output features
+  int cols = 0;  ///< input features
+};
+using LinearPtr = std::shared_ptr<const Linear>;
+
+/// An RMS norm: x / sqrt(mean(x^2) + eps) * weight. Held as prepared weights for the same reason.
+struct Norm {
+  virtual ~Norm() = default;
+  float eps = 1e-5F;
+};
+using NormPtr = std::shared_ptr<const Norm>;
+
+/// RoPE on the first `dims` of a head, pairs (i, i + dims/2) unless `traditional` (pairs (2i, 2i+1)).
+struct Rope {
+  int dims = 0;
+  float base = 10000.0F;
+  float scale = 1.0F;  ///< multiplies positions (1 / linear scaling factor)
+  bool traditional = false;
+  /// Wavelengths per pair (llama3, yarn, proportional scaling) as mx::fast::rope takes them; empty: from `base`.
+  std::vector<float> frequencies;
+};
+
+/// Static facts of one attention layer.
+struct AttentionSpec {
+  int heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  float scale = 1.0F;  ///< of the scores
+  Rope rope;
+  int window = 0;        ///< sliding window in tokens; 0: full attention
+  float softcap = 0.0F;  ///< 0: none
+  NormPtr q_norm, k_norm;  ///< per-head norms before RoPE, or null
+};
+
+/// One layer's KV for the rows of the step in flight. The cache kind decides how to attend; see kv/.
+struct LayerKv {
+  virtual ~LayerKv() = default;
+};
+
+enum class Activation { silu, gelu_tanh };
+
+struct GatedMlp {
+  LinearPtr gate, up, down;
+  Activation activation = Activation::silu;
+};
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+
+  // ---- load time
+  /// Prepares projections that share an input (q, k, v; gate, up). The pointers name the parts of one prepared group.
+  virtual std::vector<LinearPtr> load_linears(const std::vector<const MatrixSource*>& group,
+                                              const std::vector<const VectorSource*>& biases = {}) = 0;
+  virtual GatedMlp load_mlp(const MatrixSource& gate, const MatrixSource& up, const MatrixSource& down,
+                            Activation activation) = 0;
+  /// An embedding table; as_linear() of the result is the tied output head.
+  virtual LinearPtr load_embedding(const MatrixSource& table) = 0;
+  virtual NormPtr load_norm(const VectorSource& weight, float eps) = 0;
+
+  // ---- step time
+  /// The rows of `table` for the tokens of the step in flight.
+  virtual Value embed(const LinearPtr& table) = 0;
+  /// linear_i(norm(x)) for each linear of a group made by load_linears.
+  virtual std::vector<Value> norm_linear(const Value& x, const NormPtr& norm, const std::vector<LinearPtr>& group) = 0;
+  /// RoPE, KV write and attention for one layer; the result is [.., heads * head_dim].
+  virtual Value attend(const Value& q, const Value& k, const Value& v, const AttentionSpec& spec, LayerKv& kv) = 0;
+  /// residual + linear(x)
+  virtual Value linear_residual(const Value& x, const LinearPtr& linear, const Value& residual) = 0;
+  /// x + down(activation(gate(norm(x))) * up(norm(x)))
+  virtual Value gated_mlp(const Value& x, const NormPtr& norm, const GatedMlp& mlp) = 0;
+  /// head(norm(x)) for the positions of the step that emit.
+  virtual Value logits(const Value& x, const NormPtr& norm, const LinearPtr& head) = 0;
+};
+
+}  // namespace galley::ops
