@@ -1,0 +1,65 @@
+// Contiguous KV of a batch of rows with left padding: the counterpart of mlx-lm's BatchKVCache, one object a layer.
+//
+//   row 0   . . a b c          '.' left padding: columns below left_padding[row] are masked out
+//   row 1   d e f g h          end: the physical column where the next token goes, the same for all rows
+//   row 2   . . . . i          offset[row] = end - left_padding[row]: the row's RoPE position
+//
+// Ragged prompts are written right-padded between prepare() and finalize(), which rolls each row to the right edge.
+// Everything but the arrays lives on the host, so no step waits for the device to learn a length.
+#pragma once
+#include <mlx/mlx.h>
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "kv/contiguous.h"
+
+namespace galley::kv {
+
+class BatchKvCache final : public ops::StockLayerKv {
+ public:
+  /// Empty rows, `left_padding` columns of which will be padding.
+  explicit BatchKvCache(std::vector<int> left_padding);
+  /// Rows of their own caches side by side, padded on the left to the longest.
+  static BatchKvCache merge(std::span<const KvCache* const> rows);
+
+  [[nodiscard]] ops::RopeOffset offset() const override;
+  /// Always a bool array [B, 1, tokens, end + tokens], also for one row and one token, as in mlx-lm.
+  [[nodiscard]] ops::AttentionMask mask(int tokens, int window) const override;
+  mlx::core::array write_and_attend(const mlx::core::array& q, const mlx::core::array& k, const mlx::core::array& v,
+                                    float scale, const ops::AttentionMask& mask) override;
+
+  /// Appends k and v [B, kv_heads, L, D] and returns the columns [0, end).
+  KeysValues update_and_fetch(const mlx::core::array& k, const mlx::core::array& v);
+
+  /// Announces that the next write is right-padded by so many tokens a row; call finalize() after it.
+  void prepare(std::vector<int> right_padding);
+  /// Turns the right padding of the write since prepare() into left padding.
+  void finalize();
+  /// Keeps these rows, in this order, and drops columns that are padding for all of them.
+  void filter(std::span<const int> rows);
+  /// Adds another batch's rows behind this one's, aligned at the end.
+  void extend(const BatchKvCache& other);
+  /// A row's tokens as a cache of its own.
+  [[nodiscard]] KvCache extract(int row) const;
+  /// Forgets the last `tokens` columns (at most all) of every row; returns how many.
+  int trim(int tokens);
+
+  [[nodiscard]] int rows() const { return static_cast<int>(offset_.size()); }
+  [[nodiscard]] int end() const { return end_; }
+  [[nodiscard]] std::span<const int> offsets() const { return offset_; }
+  [[nodiscard]] std::span<const int> left_padding() const { return left_padding_; }
+  [[nodiscard]] const std::optional<KeysValues>& buffer() const { return buffer_; }
+  [[nodiscard]] std::size_t nbytes() const { return buffer_ ? buffer_->nbytes() : 0; }
+
+ private:
+  std::optional<KeysValues> buffer_;
+  std::vector<int> left_padding_;
+  std::vector<int> offset_;
+  std::vector<int> right_padding_;  ///< empty, or what prepare() announced
+  int end_ = 0;
+};
+
+}  // namespace galley::kv

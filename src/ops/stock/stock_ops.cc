@@ -1,0 +1,148 @@
+#include "ops/stock/stock_ops.h"
+
+#include <mlx/compile.h>
+
+#include <cmath>
+#include <numbers>
+#include <utility>
+
+#include "ops/error.h"
+
+namespace galley::ops {
+namespace {
+
+namespace mx = mlx::core;
+
+struct ArrayValue final : Value::Impl {
+  explicit ArrayValue(mx::array a) : array(std::move(a)) {}
+  mx::array array;
+};
+
+Value wrap(mx::array a) { return Value(std::make_shared<ArrayValue>(std::move(a))); }
+
+const StockLinear& stock(const LinearPtr& linear) { return static_cast<const StockLinear&>(*linear); }
+const StockNorm& stock(const NormPtr& norm) { return static_cast<const StockNorm&>(*norm); }
+
+// mlx_lm.models.activations.swiglu
+std::vector<mx::array> swiglu(const std::vector<mx::array>& inputs) {
+  const mx::array& gate = inputs[0];
+  return {mx::multiply(mx::multiply(gate, mx::sigmoid(gate)), inputs[1])};
+}
+
+// nn.gelu_approx(gate) * x
+std::vector<mx::array> geglu(const std::vector<mx::array>& inputs) {
+  const mx::array& gate = inputs[0];
+  const auto number = [&](double value) { return mx::array(static_cast<float>(value), gate.dtype()); };
+  const mx::array cubic = mx::multiply(number(0.044715), mx::power(gate, mx::array(3)));
+  const mx::array inner = mx::multiply(number(std::sqrt(2 / std::numbers::pi)), mx::add(gate, cubic));
+  const mx::array gelu = mx::multiply(mx::multiply(number(0.5), gate), mx::add(number(1.0), mx::tanh(inner)));
+  return {mx::multiply(gelu, inputs[1])};
+}
+
+// [B, L, heads * D] -> [B, heads, L, D]
+mx::array to_heads(const mx::array& x, int heads) {
+  return mx::transpose(mx::reshape(x, {x.shape(0), x.shape(1), heads, -1}), {0, 2, 1, 3});
+}
+
+mx::array rotate(const mx::array& x, const Rope& rope, const RopeOffset& offset) {
+  std::optional<float> base = rope.base;
+  std::optional<mx::array> frequencies;
+  if (!rope.frequencies.empty()) {
+    base.reset();
+    frequencies = mx::array(rope.frequencies.data(), {static_cast<int>(rope.frequencies.size())});
+  }
+  return std::visit(
+      [&](const auto& position) {
+        return mx::fast::rope(x, rope.dims, rope.traditional, base, rope.scale, position, frequencies);
+      },
+      offset);
+}
+
+}  // namespace
+
+StockOps::StockOps(StockNumerics numerics)
+    : numerics_(numerics),
+      swiglu_(mx::compile(swiglu, /*shapeless=*/true)),
+      geglu_(mx::compile(geglu, /*shapeless=*/true)),
+      tokens_(mx::array(0)) {}
+
+void StockOps::begin(mx::array tokens) {
+  tokens_ = std::move(tokens);
+  masks_.clear();
+}
+
+const mx::array& StockOps::array_of(const Value& value) { return static_cast<const ArrayValue&>(*value.impl()).array; }
+
+std::vector<LinearPtr> StockOps::load_linears(const std::vector<const MatrixSource*>& group,
+                                              const std::vector<const VectorSource*>& biases) {
+  std::vector<LinearPtr> linears;
+  for (std::size_t i = 0; i < group.size(); ++i) {
+    const VectorSource* bias = biases.empty() ? nullptr : biases[i];
+    linears.push_back(std::make_shared<StockLinear>(*group[i], bias, numerics_));
+  }
+  return linears;
+}
+
+GatedMlp StockOps::load_mlp(const MatrixSource& gate, const MatrixSource& up, const MatrixSource& down,
+                            Activation activation) {
+  const auto load = [&](const MatrixSource& source) {
+    return std::make_shared<StockLinear>(source, nullptr, numerics_);
+  };
+  return {load(gate), load(up), load(down), activation};
+}
+
+LinearPtr StockOps::load_embedding(const MatrixSource& table) {
+  return std::make_shared<StockLinear>(table, nullptr, numerics_);
+}
+
+NormPtr StockOps::load_norm(const VectorSource& weight, float eps) {
+  return std::make_shared<StockNorm>(weight, eps, numerics_);
+}
+
+Value StockOps::embed(const LinearPtr& table) { return wrap(stock(table).look_up(tokens_)); }
+
+std::vector<Value> StockOps::norm_linear(const Value& x, const NormPtr& norm, const std::vector<LinearPtr>& group) {
+  const mx::array normed = stock(norm).apply(array_of(x));
+  std::vector<Value> out;
+  for (const LinearPtr& linear : group) out.push_back(wrap(stock(linear).apply(normed)));
+  return out;
+}
+
+Value StockOps::attend(const Value& q, const Value& k, const Value& v, const AttentionSpec& spec, LayerKv& kv) {
+  if (spec.softcap != 0.0F) throw Error(500, "attention with a soft-cap has no stock expansion");
+  auto& cache = static_cast<StockLayerKv&>(kv);
+  mx::array queries = to_heads(array_of(q), spec.heads);
+  mx::array keys = to_heads(array_of(k), spec.kv_heads);
+  const mx::array values = to_heads(array_of(v), spec.kv_heads);
+  const int batch = queries.shape(0);
+  const int length = queries.shape(2);
+
+  auto mask = masks_.find(spec.window);
+  if (mask == masks_.end()) mask = masks_.emplace(spec.window, cache.mask(length, spec.window)).first;
+
+  if (spec.q_norm) queries = stock(spec.q_norm).apply(queries);
+  if (spec.k_norm) keys = stock(spec.k_norm).apply(keys);
+  const RopeOffset offset = cache.offset();
+  queries = rotate(queries, spec.rope, offset);
+  keys = rotate(keys, spec.rope, offset);
+  const mx::array mixed = cache.write_and_attend(queries, keys, values, spec.scale, mask->second);
+  return wrap(mx::reshape(mx::transpose(mixed, {0, 2, 1, 3}), {batch, length, -1}));
+}
+
+Value StockOps::linear_residual(const Value& x, const LinearPtr& linear, const Value& residual) {
+  return wrap(mx::add(array_of(residual), stock(linear).apply(array_of(x))));
+}
+
+Value StockOps::gated_mlp(const Value& x, const NormPtr& norm, const GatedMlp& mlp) {
+  const mx::array normed = stock(norm).apply(array_of(x));
+  const mx::array gate = stock(mlp.gate).apply(normed);
+  const mx::array up = stock(mlp.up).apply(normed);
+  const Compiled& activation = mlp.activation == Activation::silu ? swiglu_ : geglu_;
+  return wrap(mx::add(array_of(x), stock(mlp.down).apply(activation({gate, up}).front())));
+}
+
+Value StockOps::logits(const Value& x, const NormPtr& norm, const LinearPtr& head) {
+  return wrap(stock(head).apply(stock(norm).apply(array_of(x))));
+}
+
+}  // namespace galley::ops

@@ -1,0 +1,51 @@
+// The stock backend: every composite op expands to exactly the MLX ops, in exactly the order, that mlx-lm 0.32.2 uses,
+// so that results agree bit for bit. Hidden states are [B, L, D].
+#pragma once
+#include <mlx/mlx.h>
+
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "ops/ops.h"
+#include "ops/stock/stock_kv.h"
+#include "ops/stock/stock_weights.h"
+
+namespace galley::ops {
+
+class StockOps final : public Ops {
+ public:
+  explicit StockOps(StockNumerics numerics = {});
+
+  /// Starts a forward pass over `tokens`, integers [B, L].
+  void begin(mlx::core::array tokens);
+  /// The MLX array inside a value of this backend.
+  static const mlx::core::array& array_of(const Value& value);
+
+  std::vector<LinearPtr> load_linears(const std::vector<const MatrixSource*>& group,
+                                      const std::vector<const VectorSource*>& biases) override;
+  GatedMlp load_mlp(const MatrixSource& gate, const MatrixSource& up, const MatrixSource& down,
+                    Activation activation) override;
+  LinearPtr load_embedding(const MatrixSource& table) override;
+  NormPtr load_norm(const VectorSource& weight, float eps) override;
+
+  Value embed(const LinearPtr& table) override;
+  std::vector<Value> norm_linear(const Value& x, const NormPtr& norm, const std::vector<LinearPtr>& group) override;
+  /// `kv` must be a StockLayerKv.
+  Value attend(const Value& q, const Value& k, const Value& v, const AttentionSpec& spec, LayerKv& kv) override;
+  Value linear_residual(const Value& x, const LinearPtr& linear, const Value& residual) override;
+  Value gated_mlp(const Value& x, const NormPtr& norm, const GatedMlp& mlp) override;
+  /// Logits [B, L, vocab] of every position; lazy, so that a prefill which never looks at them never computes them.
+  Value logits(const Value& x, const NormPtr& norm, const LinearPtr& head) override;
+
+ private:
+  using Compiled = std::function<std::vector<mlx::core::array>(const std::vector<mlx::core::array>&)>;
+
+  StockNumerics numerics_;
+  Compiled swiglu_;
+  Compiled geglu_;
+  mlx::core::array tokens_;
+  std::map<int, AttentionMask> masks_;  ///< of the pass in flight, by window: mlx-lm makes one for all layers
+};
+
+}  // namespace galley::ops
