@@ -139,7 +139,8 @@ void BatchKvCache::extend(const BatchKvCache& other) {
     const KeysValues theirs = aligned(other.buffer_, other.rows(), other.end_, end, capacity, like);
     for (int& padding : left_padding_) padding += end - end_;
     for (const int padding : other.left_padding_) left_padding_.push_back(padding + end - other.end_);
-    buffer_ = KeysValues{mx::concatenate({mine.keys, theirs.keys}, 0), mx::concatenate({mine.values, theirs.values}, 0)};
+    buffer_ =
+        KeysValues{mx::concatenate({mine.keys, theirs.keys}, 0), mx::concatenate({mine.values, theirs.values}, 0)};
     end_ = end;
   } else {
     left_padding_.insert(left_padding_.end(), other.left_padding_.begin(), other.left_padding_.end());

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "models/rope.h"
+#include "ops/error.h"
 
 namespace galley::models {
 namespace {
@@ -86,8 +87,8 @@ class Llama final : public Model {
 
     const bool biased = config_.attention_bias;
     block.attention_norm = norm("input_layernorm.weight");
-    block.qkv = linears(
-        {{"self_attn.q_proj", q_rows}, {"self_attn.k_proj", kv_rows}, {"self_attn.v_proj", kv_rows}}, hidden, biased);
+    block.qkv = linears({{"self_attn.q_proj", q_rows}, {"self_attn.k_proj", kv_rows}, {"self_attn.v_proj", kv_rows}},
+                        hidden, biased);
     block.output = linears({{"self_attn.o_proj", hidden}}, q_rows, biased).front();
     block.mlp_norm = norm("post_attention_layernorm.weight");
     if (config_.mlp_bias) throw ModelError(checkpoint.path().string() + ": llama with mlp_bias is not supported");

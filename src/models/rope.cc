@@ -21,8 +21,8 @@ std::vector<float> llama3_frequencies(const Config& config) {
   const mx::array low_wavelength = number(context / scaling.low_freq_factor);
   const mx::array high_wavelength = number(context / scaling.high_freq_factor);
 
-  mx::array frequencies = mx::power(number(config.rope_base), mx::divide(mx::arange(0, config.head_dim, 2),
-                                                                          mx::array(config.head_dim)));
+  mx::array frequencies =
+      mx::power(number(config.rope_base), mx::divide(mx::arange(0, config.head_dim, 2), mx::array(config.head_dim)));
   const mx::array wavelengths = mx::multiply(number(2 * std::numbers::pi), frequencies);
   frequencies = mx::where(mx::greater(wavelengths, low_wavelength), mx::multiply(frequencies, number(scaling.factor)),
                           frequencies);
@@ -31,10 +31,9 @@ std::vector<float> llama3_frequencies(const Config& config) {
   const mx::array smooth =
       mx::divide(mx::subtract(mx::divide(number(context), wavelengths), number(scaling.low_freq_factor)),
                  number(static_cast<double>(scaling.high_freq_factor) - static_cast<double>(scaling.low_freq_factor)));
-  const mx::array blended = mx::divide(
-      frequencies,
-      mx::add(mx::divide(mx::subtract(number(1.0), smooth), number(scaling.factor)), smooth));
-  const mx::array result = mx::contiguous(mx::where(medium, blended, frequencies));
+  const mx::array blended =
+      mx::divide(frequencies, mx::add(mx::divide(mx::subtract(number(1.0), smooth), number(scaling.factor)), smooth));
+  mx::array result = mx::contiguous(mx::where(medium, blended, frequencies));
   result.eval();
   return {result.data<float>(), result.data<float>() + result.size()};
 }

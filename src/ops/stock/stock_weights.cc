@@ -81,9 +81,7 @@ std::pair<mx::array, mx::array> scales_and_biases(const MatrixSource& source) {
   return {as_type(scales, shape, source.type()), as_type(biases, shape, source.type())};
 }
 
-bool mlx_has(const AffineFormat& format) {
-  return format.group == 32 || format.group == 64 || format.group == 128;
-}
+bool mlx_has(const AffineFormat& format) { return format.group == 32 || format.group == 64 || format.group == 128; }
 
 }  // namespace
 

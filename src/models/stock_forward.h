@@ -1,0 +1,111 @@
+// Forwards on the stock backend, step for step as mlx-lm 0.32.2 runs them:
+//
+//  serial   each row has caches of its own and runs at B = 1, as generate_step does.
+//  batched  rows share left-padded caches, as BatchGenerator does: a prompt batch P that prefills ragged pieces
+//  together,
+//           a separate L = 1 forward for prompts that reached their last token, and a generation batch G they then
+//           join.
+//
+// Both look ahead: launch() feeds the tokens of the previous step straight from the device. That holds for sampled rows
+// too, since they are sampled by a task of the MLX stream (stock_forward_sampling.h).
+#pragma once
+#include <mlx/mlx.h>
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "models/checkpoint.h"
+#include "models/forward.h"
+#include "models/model.h"
+#include "models/stock_forward_sampling.h"
+#include "ops/stock/stock_ops.h"
+
+namespace galley::models {
+
+/// Weights that several forwards (the lanes) share.
+struct StockModel {
+  std::unique_ptr<ops::StockOps> ops;
+  std::unique_ptr<Model> model;
+  std::size_t kv_bytes_per_token = 0;  ///< of one row, all layers
+};
+
+/// Loads `checkpoint` for the stock backend. GGUF files compute in float32, MLX folders in their stored types.
+/// `dense`: expand quantized matrices at load (see ops::StockNumerics). Throws ModelError.
+std::shared_ptr<StockModel> load_stock_model(const Checkpoint& checkpoint, bool dense = false);
+
+struct StockOptions {
+  std::size_t kv_budget = 0;  ///< bytes that rows may reserve
+  int max_rows = 1;           ///< rows at a time
+};
+
+/// Sees every row's log-probabilities [vocab], evaluated, in the model's own type, at the collect() that reports them.
+using LogprobProbe = std::function<void(RowId row, const mlx::core::array& logprobs)>;
+
+/// What both kinds share: rows, the KV budget, and steps in flight.
+///
+/// Budget: a contiguous batch is as wide as its longest row, so B rows reserve B x the longest (prompt + max_tokens),
+/// projected anew at each join; serial rows reserve each their own length. Both add one growth step of 256 tokens, the
+/// most by which a buffer can exceed what is in it. Copies while a batch is merged, split or filtered are not counted.
+class StockForward : public Forward {
+ public:
+  [[nodiscard]] const ForwardTraits& traits() const override { return traits_; }
+  [[nodiscard]] KvUsage kv() const override;
+  [[nodiscard]] std::size_t bytes_for(int tokens) const override;
+  [[nodiscard]] int max_row_tokens() const override;
+  [[nodiscard]] bool can_join(const RowSpec& spec) const override;
+
+  RowId join(const RowSpec& spec) override;
+  void leave(RowId row) override;
+  void launch(const StepPlan& plan) override;
+  [[nodiscard]] int in_flight() const override { return static_cast<int>(steps_.size()); }
+  std::vector<Emission> collect() override;
+
+  /// For the parity suite. Set before the first launch.
+  void set_probe(LogprobProbe probe) { probe_ = std::move(probe); }
+
+ protected:
+  StockForward(std::shared_ptr<StockModel> model, const StockOptions& options);
+
+  /// Runs the step's forwards; returns what each sampled.
+  virtual std::vector<SampledRows> run(const StepPlan& plan) = 0;
+  /// The row is gone from rows().
+  virtual void on_leave(RowId row) = 0;
+  [[nodiscard]] virtual std::size_t used_bytes() const = 0;
+  /// Bytes reserved by `rows` rows that hold `total` tokens together, the longest of them `longest`.
+  [[nodiscard]] virtual std::size_t projected_bytes(std::size_t rows, std::size_t total, std::size_t longest) const = 0;
+
+  [[nodiscard]] const StockModel& model() const { return *model_; }
+  [[nodiscard]] bool joined(RowId row) const { return rows_.contains(row); }
+  [[nodiscard]] sample::RowSampler* sampler(RowId row) const { return rows_.at(row).sampler; }
+  /// One forward over tokens [B, L] -> logits [B, L, vocab], lazy. `caches`: one a layer.
+  mlx::core::array forward(mlx::core::array tokens, std::vector<ops::LayerKv*> caches);
+
+ private:
+  struct Step {
+    std::vector<SampledRows> sampled;
+    std::vector<RowId> order;  ///< of its emissions
+  };
+  [[nodiscard]] std::size_t reserved_with(const RowSpec* another) const;
+
+  std::shared_ptr<StockModel> model_;
+  StockOptions options_;
+  ForwardTraits traits_;
+  std::unordered_map<RowId, RowSpec> rows_;
+  RowId next_row_ = 0;
+  std::deque<Step> steps_;
+  LogprobProbe probe_;
+};
+
+/// generate_step's numerics, row by row.
+std::unique_ptr<StockForward> make_serial_stock_forward(std::shared_ptr<StockModel> model, const StockOptions& options);
+
+/// BatchGenerator's numerics. A plan's decode list is expected to name every row of G, as mlx-lm's tick does; rows it
+/// omits sit the step out, which changes B and with it the last bits of the others.
+std::unique_ptr<StockForward> make_batched_stock_forward(std::shared_ptr<StockModel> model,
+                                                         const StockOptions& options);
+
+}  // namespace galley::models

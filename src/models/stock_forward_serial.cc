@@ -1,0 +1,102 @@
+// generate_step of mlx-lm: plain caches, B = 1.
+#include <algorithm>
+#include <utility>
+
+#include "kv/contiguous.h"
+#include "models/stock_forward.h"
+#include "ops/error.h"
+
+namespace galley::models {
+namespace {
+
+namespace mx = mlx::core;
+
+class SerialStockForward final : public StockForward {
+ public:
+  SerialStockForward(std::shared_ptr<StockModel> model, const StockOptions& options)
+      : StockForward(std::move(model), options) {}
+
+ private:
+  struct Row {
+    std::vector<kv::KvCache> layers;
+    std::optional<mx::array> next;  ///< uint32 [1]: the token its last step picked
+  };
+
+  std::vector<SampledRows> run(const StepPlan& plan) override {
+    std::vector<SampledRows> sampled;
+    for (const RowId id : plan.decode) {
+      Row& row = state(id);
+      if (!row.next) throw Error(500, "a row decodes before its prompt has been processed");
+      sampled.push_back(step(id, row, mx::expand_dims(*row.next, 0)));
+    }
+    for (const PromptPart& part : plan.prompt) {
+      Row& row = state(part.row);
+      const auto last = part.tokens.size() - (part.emits ? 1 : 0);
+      if (last > 0) prefill(row, part.tokens.first(last));
+      if (part.emits) sampled.push_back(step(part.row, row, as_batch(part.tokens.subspan(last))));
+    }
+    return sampled;
+  }
+
+  void on_leave(RowId id) override { states_.erase(id); }
+
+  [[nodiscard]] std::size_t used_bytes() const override {
+    std::size_t bytes = 0;
+    for (const auto& [id, row] : states_) {
+      for (const auto& layer : row.layers) bytes += layer.nbytes();
+    }
+    return bytes;
+  }
+
+  [[nodiscard]] std::size_t projected_bytes(std::size_t, std::size_t total, std::size_t) const override {
+    return total * model().kv_bytes_per_token;
+  }
+
+  Row& state(RowId id) {
+    Row& row = states_[id];
+    if (row.layers.empty()) row.layers.resize(model().model->attention_layers().size());
+    return row;
+  }
+
+  static mx::array as_batch(std::span<const std::int32_t> tokens) {
+    return mx::array(tokens.data(), {1, static_cast<int>(tokens.size())}, mx::int32);
+  }
+
+  static std::vector<ops::LayerKv*> caches(Row& row) {
+    std::vector<ops::LayerKv*> layers;
+    for (auto& layer : row.layers) layers.push_back(&layer);
+    return layers;
+  }
+
+  void prefill(Row& row, std::span<const std::int32_t> tokens) {
+    forward(as_batch(tokens), caches(row));
+    std::vector<mx::array> written;
+    for (const auto& layer : row.layers) {
+      written.push_back(layer.buffer()->keys);
+      written.push_back(layer.buffer()->values);
+    }
+    mx::eval(std::move(written));
+    mx::clear_cache();
+  }
+
+  SampledRows step(RowId id, Row& row, mx::array tokens) {
+    const mx::array logits = mx::take(forward(std::move(tokens), caches(row)), 0, 1);
+    // Over all axes, as generate_step does; the batched path reduces over the last one.
+    SampledRows picked =
+        sample_rows({id}, {sampler(id)}, mx::subtract(logits, mx::logsumexp(logits, /*keepdims=*/true)));
+    mx::async_eval(picked.tokens, picked.picked);
+    row.next = picked.tokens;
+    return picked;
+  }
+
+  std::unordered_map<RowId, Row> states_;
+};
+
+}  // namespace
+
+std::unique_ptr<StockForward> make_serial_stock_forward(std::shared_ptr<StockModel> model,
+                                                        const StockOptions& options) {
+  return std::make_unique<SerialStockForward>(std::move(model), options);
+}
+
+}  // namespace galley::models
