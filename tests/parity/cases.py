@@ -1,0 +1,62 @@
+"""What is run on every model: who asks for what, and when. Both sides read the same scripts."""
+
+import random
+
+from families import VOCAB
+
+
+def prompt(length, seed):
+    return [random.Random(seed * 1000 + length).randrange(VOCAB - 1) for _ in range(length)]
+
+
+def request(length, seed, max_tokens=40, arrive=0, cancel=None):
+    """`arrive`, `cancel`: the tick before which the request comes or goes."""
+    return dict(prompt=prompt(length, seed), max_tokens=max_tokens, arrive=arrive, cancel=cancel)
+
+
+def serial(name, requests, prefill_step=2048):
+    return dict(name=name, mode="serial", prefill_step=prefill_step, requests=requests)
+
+
+def batch(name, requests, prefill_step=2048, prefill_batch=8, completion_batch=32):
+    return dict(name=name, mode="batch", prefill_step=prefill_step, prefill_batch=prefill_batch,
+                completion_batch=completion_batch, requests=requests)
+
+
+CASES = [
+    serial("B=1", [request(7, 1)]),
+    serial("B=1, one-token prompt", [request(1, 2)]),
+    serial("B=1, prompt in chunks", [request(29, 3)], prefill_step=8),
+    serial("B=1, past 256 tokens", [request(250, 4)], prefill_step=64),
+    batch("batch of 1", [request(9, 5)]),
+    batch("B=2", [request(5, 6), request(12, 7)]),
+    batch("B=3", [request(3, 8), request(17, 9), request(8, 10)]),
+    batch("B=3, equal lengths", [request(6, 11), request(6, 12), request(6, 13)]),
+    batch("B=8", [request(n, 20 + n) for n in (4, 19, 1, 11, 2, 33, 7, 26)]),
+    batch("B=3, prompts in chunks", [request(40, 30), request(5, 31), request(21, 32)], prefill_step=8),
+    batch("B=2, one-token prompts", [request(1, 33), request(1, 34)]),
+    batch("B=2, past 256 tokens", [request(244, 35), request(251, 36)], prefill_step=128),
+    # {A, B} -> C joins -> A leaves -> {B, C} -> D joins with a long prompt -> B leaves -> E, F join -> ... -> empty
+    batch("joins and leaves", [
+        request(6, 40, max_tokens=12),
+        request(13, 41, max_tokens=44),
+        request(4, 42, max_tokens=60, arrive=5),
+        request(30, 43, max_tokens=40, arrive=20),
+        request(1, 44, max_tokens=41, arrive=50),
+        request(18, 45, max_tokens=40, arrive=50),
+    ], prefill_step=8),
+    batch("cancels", [
+        request(8, 50, max_tokens=60),
+        request(15, 51, max_tokens=60, cancel=9),
+        request(40, 52, max_tokens=40, arrive=4, cancel=7),  # while its prompt is being processed
+        request(11, 53, max_tokens=45, arrive=10),
+        request(5, 54, max_tokens=40, arrive=12, cancel=12),  # before it began
+    ], prefill_step=8),
+    batch("queue longer than the batch", [
+        request(n, 60 + i, max_tokens=40 + i % 3) for i, n in enumerate((3, 14, 9, 1, 22, 6, 17, 5))
+    ], prefill_step=8, prefill_batch=2, completion_batch=3),
+    batch("empty, then again", [
+        request(5, 70, max_tokens=5), request(3, 71, max_tokens=7),
+        request(9, 72, max_tokens=40, arrive=30), request(2, 73, max_tokens=40, arrive=31),
+    ]),
+]

@@ -1,0 +1,120 @@
+"""Compares galley's stock rung with live mlx-lm, bit for bit, and writes the table in docs/parity.md.
+
+    python tests/parity/run.py --driver build/tests/parity/galley-parity-driver [--only WORD] [--write docs/parity.md]
+"""
+
+import argparse
+import json
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import cases  # noqa: E402
+import families  # noqa: E402
+import oracle  # noqa: E402
+
+
+def read_results(path):
+    """The driver's records as {case: [Emission]}."""
+    data, at, results = path.read_bytes(), 0, {}
+    while at < len(data):
+        case, request, token, size = struct.unpack_from("<4i", data, at)
+        at += 16
+        results.setdefault(case, []).append(oracle.Emission(request, token, data[at:at + size]))
+        at += size
+    return results
+
+
+def differences(expected, found):
+    """What keeps two runs from being the same, or None. Within a request order counts; between requests it doesn't."""
+    def by_request(emissions):
+        rows = {}
+        for emission in emissions:
+            rows.setdefault(emission.request, []).append(emission)
+        return rows
+
+    want, have = by_request(expected), by_request(found)
+    if want.keys() != have.keys():
+        return f"requests {sorted(have)} answered, expected {sorted(want)}"
+    for request in sorted(want):
+        if len(want[request]) != len(have[request]):
+            return f"request {request}: {len(have[request])} tokens, expected {len(want[request])}"
+        for step, (a, b) in enumerate(zip(want[request], have[request])):
+            if a.token != b.token:
+                return f"request {request}, step {step}: token {b.token}, expected {a.token}"
+            if a.logprobs != b.logprobs:
+                return f"request {request}, step {step}: log-probabilities differ"
+    return None
+
+
+def comparison_can_fail(expected, found):
+    """The comparison must notice one flipped bit and one missing token."""
+    flipped = list(found)
+    last = flipped[-1]
+    logprobs = bytes([last.logprobs[0] ^ 1]) + last.logprobs[1:]
+    flipped[-1] = oracle.Emission(last.request, last.token, logprobs)
+    return differences(expected, flipped) is not None and differences(expected, found[:-1]) is not None
+
+
+def markdown(rows, passed, failed):
+    lines = [
+        "# Parity",
+        "",
+        f"galley's stock rung against live mlx-lm {version('mlx-lm')} on MLX {version('mlx-cpu')}, tiny random models, "
+        "CPU: greedy tokens and the raw bytes of every step's log-probabilities, in the model's own type, at the same "
+        "batch size. Serial cases run against `generate_step`, the others against `BatchGenerator`, tick by tick.",
+        "Written by `make parity`.",
+        "",
+        "| family | model | rung | case | rows | steps | bits |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for family, model, rung, case, requests, steps, problem in rows:
+        lines.append(f"| {family} | {model} | {rung} | {case} | {requests} | {steps} | {problem or 'equal'} |")
+    lines += ["", f"{passed} passed, {failed} failed", ""]
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--driver", required=True, type=Path)
+    parser.add_argument("--only", default="", help="run the models whose name holds this word")
+    parser.add_argument("--write", type=Path, help="the Markdown table to write")
+    options = parser.parse_args()
+
+    rows, passed, failed, started = [], 0, 0, time.time()
+    with tempfile.TemporaryDirectory(prefix="galley-parity-") as temporary:
+        scratch = Path(temporary)
+        (scratch / "script.json").write_text(json.dumps(cases.CASES))
+        for number, variant in enumerate(v for v in families.VARIANTS if options.only in v.name):
+            folder, result = scratch / f"model-{number}", scratch / f"result-{number}.bin"
+            families.build(variant, folder)
+            driver = subprocess.Popen([options.driver, folder, scratch / "script.json", result])
+            model = families.load(folder)
+            expected = [oracle.run(model, case) for case in cases.CASES]
+            broken = driver.wait(timeout=600) != 0
+            found = {} if broken else read_results(result)
+            for index, case in enumerate(cases.CASES):
+                have = found.get(index, [])
+                problem = "the driver failed" if broken else differences(expected[index], have)
+                if problem is None and not comparison_can_fail(expected[index], have):
+                    problem = "a planted difference went unnoticed"
+                rung = "stock serial" if case["mode"] == "serial" else "stock batched"
+                rows.append(("llama", variant.name, rung, case["name"], len(case["requests"]), len(expected[index]),
+                             problem))
+                passed, failed = passed + (problem is None), failed + (problem is not None)
+                print(f"llama | {variant.name} | {rung} | {case['name']} | {problem or 'equal'}", flush=True)
+    if options.write:
+        options.write.write_text(markdown(rows, passed, failed))
+    print(f"{time.time() - started:.0f} s")
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
