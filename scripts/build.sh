@@ -13,7 +13,7 @@ esac
 cd "$ROOT"
 need cmake "$(install_hint cmake)"
 need ninja "$(install_hint ninja-build ninja)"
-rust_ok || die "cargo >= 1.88 is not installed; run: make setup"
+rust_ok || die "cargo >= $RUST_MIN is not installed; run: make setup"
 
 # CMake looks at its own inputs; a changed preset, Python environment or Rust toolchain is for us to notice.
 key="$(cksum <CMakePresets.json) $(command -v cargo) $(readlink -f "$VENV" 2>/dev/null || true)"

@@ -44,13 +44,15 @@ mark() {
   printf '%s\n' "$2" >"$STAMPS/$1"
 }
 
-# rust_ok [MINIMUM]: true when a cargo of at least that version is to be had; puts it first on the PATH.
+RUST_MIN=1.88
+
+# rust_ok: true when a cargo of at least that version is to be had; puts it first on the PATH.
 rust_ok() {
-  local minimum="${1:-1.88}" directory version
+  local directory version
   for directory in "$(dirname "$(command -v cargo || echo /usr/bin/cargo)")" "${HOME:-/root}/.cargo/bin" /usr/bin; do
     [[ -x "$directory/cargo" ]] || continue
     version="$("$directory/cargo" --version 2>/dev/null | cut -d' ' -f2)"
-    if [[ -n "$version" && "$(printf '%s\n%s\n' "$minimum" "$version" | sort -V | head -n 1)" == "$minimum" ]]; then
+    if [[ -n "$version" && "$(printf '%s\n%s\n' "$RUST_MIN" "$version" | sort -V | head -n 1)" == "$RUST_MIN" ]]; then
       export PATH="$directory:$PATH"
       return 0
     fi

@@ -5,7 +5,6 @@
 #   scripts/setup.sh test   also what the tests and benchmarks need
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-RUST_MIN=1.88
 list() { grep -vE '^\s*(#|$)' "$ROOT/scripts/packages-$1.txt"; }
 
 as_root() {
