@@ -1,6 +1,8 @@
 """Compares galley's stock rung with live mlx-lm, bit for bit, and writes the table in docs/parity.md.
 
-    python tests/parity/run.py --driver build/tests/parity/galley-parity-driver [--only WORD] [--write docs/parity.md]
+    python tests/parity/run.py [--driver PROGRAM] [--only WORD]
+
+--only runs the models whose name holds WORD, and leaves the table alone.
 """
 
 import argparse
@@ -18,6 +20,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import cases  # noqa: E402
 import families  # noqa: E402
 import oracle  # noqa: E402
+
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def read_results(path):
@@ -81,10 +86,9 @@ def markdown(rows, passed, failed):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--driver", required=True, type=Path)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--driver", type=Path, default=ROOT / "build/tests/parity/galley-parity-driver")
     parser.add_argument("--only", default="", help="run the models whose name holds this word")
-    parser.add_argument("--write", type=Path, help="the Markdown table to write")
     options = parser.parse_args()
 
     rows, passed, failed, started = [], 0, 0, time.time()
@@ -109,8 +113,8 @@ def main():
                              problem))
                 passed, failed = passed + (problem is None), failed + (problem is not None)
                 print(f"llama | {variant.name} | {rung} | {case['name']} | {problem or 'equal'}", flush=True)
-    if options.write:
-        options.write.write_text(markdown(rows, passed, failed))
+    if not options.only:
+        (ROOT / "docs/parity.md").write_text(markdown(rows, passed, failed))
     print(f"{time.time() - started:.0f} s")
     print(f"{passed} passed, {failed} failed")
     return 1 if failed or not passed else 0
