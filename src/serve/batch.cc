@@ -1,0 +1,121 @@
+#include "serve/batch.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "serve/prefill_plan.h"
+
+namespace galley::serve {
+
+void Batch::join(std::unique_ptr<Row> row) {
+  try {
+    row->joined(forward_->join(row->spec()));
+  } catch (const Error& error) {
+    row->fail(error);
+    return;
+  }
+  prompts_.push_back(std::move(row));
+}
+
+void Batch::drop_cancelled() {
+  for (auto* rows : {&prompts_, &generating_}) {
+    for (auto& row : *rows) {
+      if (row->cancel_requested()) row->cancel();
+    }
+  }
+  remove_finished();
+}
+
+void Batch::add_decode(models::StepPlan& plan, bool all) {
+  for (auto& row : generating_) {
+    if (!all && !row->wants_decode()) continue;
+    plan.decode.push_back(row->id());
+    row->note_launch();
+  }
+}
+
+void Batch::add_shared_prompts(models::StepPlan& plan, std::size_t budget) {
+  std::vector<std::size_t> left;
+  for (const auto& row : prompts_) left.push_back(row->prompt_left());
+  const std::vector<std::size_t> shares = share_prefill(left, budget);
+  for (std::size_t i = 0; i < shares.size(); ++i) {
+    if (shares[i] > 0) plan.prompt.push_back(prompts_[i]->feed(shares[i], shares[i] == left[i]));
+  }
+  begin_decoding();
+}
+
+void Batch::add_split_prompts(models::StepPlan& plan, std::size_t step) {
+  std::vector<models::PromptPart> pieces;
+  for (auto& row : prompts_) {
+    const std::size_t left = row->prompt_left();
+    if (left == 1) {
+      plan.prompt.push_back(row->feed(1, true));
+    } else {
+      pieces.push_back(row->feed(std::min(left - 1, step), false));
+    }
+  }
+  plan.prompt.insert(plan.prompt.end(), pieces.begin(), pieces.end());
+  begin_decoding();
+}
+
+void Batch::begin_decoding() {
+  for (auto& row : prompts_) {
+    if (row->state() == Row::State::decoding) generating_.push_back(std::move(row));
+  }
+  std::erase(prompts_, nullptr);
+}
+
+bool Batch::launch(const models::StepPlan& plan) {
+  if (plan.decode.empty() && plan.prompt.empty()) return false;
+  forward_->launch(plan);
+  ++launched_;
+  if (tally_ != nullptr) ++tally_->steps;
+  return true;
+}
+
+void Batch::collect(int in_flight) {
+  while (forward_->in_flight() > in_flight) {
+    std::vector<models::Emission> emissions = forward_->collect();
+    ++collected_;
+    for (models::Emission& emission : emissions) {
+      if (Row* row = find(emission.row)) row->take(std::move(emission));
+    }
+    remove_finished();
+    while (!departed_.empty() && departed_.front().launched <= collected_) departed_.pop_front();
+  }
+}
+
+Row* Batch::find(models::RowId id) const {
+  const auto found = std::ranges::find_if(generating_, [id](const auto& row) { return row->id() == id; });
+  return found == generating_.end() ? nullptr : found->get();
+}
+
+void Batch::remove_finished() {
+  for (auto* rows : {&prompts_, &generating_}) {
+    for (auto& row : *rows) {
+      if (row->finished()) leave(std::move(row));
+    }
+    std::erase(*rows, nullptr);
+  }
+}
+
+void Batch::leave(std::unique_ptr<Row> row) {
+  forward_->leave(row->id());
+  if (launched_ > collected_) departed_.push_back({launched_, std::move(row)});
+}
+
+void Batch::abandon(const Error& error) {
+  for (auto* rows : {&prompts_, &generating_}) {
+    for (auto& row : *rows) {
+      if (row) row->fail(error);
+    }
+  }
+}
+
+void Batch::stop(const Error& error) {
+  abandon(error);
+  remove_finished();
+  collect(0);
+}
+
+}  // namespace galley::serve

@@ -1,0 +1,84 @@
+#include "serve/scheduler.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace galley::serve {
+
+Scheduler::Scheduler(models::Forward& forward, const SchedulerOptions& options, Tally* tally)
+    : forward_(&forward), options_(options), batch_(forward, tally) {
+  options_.batch = std::max(options_.batch, 1);
+  options_.prefill_step = std::max(options_.prefill_step, 1);
+  options_.prompt_concurrency = std::clamp(options_.prompt_concurrency, 1, options_.batch);
+  if (options_.max_rows <= 0) options_.max_rows = options_.batch;
+}
+
+void Scheduler::tick() {
+  drop_cancelled();
+  if (forward_->traits().split_forwards) {
+    tick_split();
+  } else {
+    tick_ragged();
+  }
+}
+
+void Scheduler::tick_ragged() {
+  admit(options_.max_rows - batch_.rows());
+  models::StepPlan plan;
+  batch_.add_decode(plan, /*all=*/false);
+  batch_.add_shared_prompts(plan, static_cast<std::size_t>(options_.prefill_step));
+  const bool launched = batch_.launch(plan);
+  batch_.collect(launched && forward_->traits().look_ahead ? 1 : 0);
+}
+
+void Scheduler::tick_split() {
+  const bool look_ahead = forward_->traits().look_ahead;
+  models::StepPlan decode;
+  batch_.add_decode(decode, /*all=*/look_ahead);  // as in mlx-lm, a row rides on until its end has been seen
+  const bool launched = batch_.launch(decode);
+  batch_.collect(launched && look_ahead ? 1 : 0);
+  if (batch_.decoding() >= options_.batch) return;
+
+  admit(std::min(options_.batch - batch_.decoding(), options_.max_rows - batch_.rows()));
+  models::StepPlan prompts;
+  batch_.add_split_prompts(prompts, static_cast<std::size_t>(options_.prefill_step));
+  if (batch_.launch(prompts) && !look_ahead) batch_.collect(0);
+}
+
+void Scheduler::drop_cancelled() {
+  for (auto& row : queue_) {
+    if (!row->cancel_requested()) continue;
+    row->cancel();
+    row.reset();
+  }
+  std::erase(queue_, nullptr);
+  batch_.drop_cancelled();
+}
+
+void Scheduler::admit(int limit) {
+  limit = std::min(limit, options_.prompt_concurrency - batch_.prefilling());
+  for (; limit > 0 && !queue_.empty(); --limit) {
+    // The head waits for memory, and everyone behind it: first come, first served. When nothing else holds any, waiting
+    // is no use: join() then says why it can't be.
+    const bool alone = batch_.rows() == 0 && forward_->in_flight() == 0;
+    if (!alone && !forward_->can_join(queue_.front()->spec())) return;
+    std::unique_ptr<Row> row = std::move(queue_.front());
+    queue_.pop_front();
+    ++admitted_;
+    batch_.join(std::move(row));
+  }
+}
+
+void Scheduler::abandon(const Error& error) {
+  for (auto& row : queue_) row->fail(error);
+  queue_.clear();
+  batch_.abandon(error);
+}
+
+void Scheduler::stop(const Error& error) {
+  for (auto& row : queue_) row->fail(error);
+  queue_.clear();
+  batch_.stop(error);
+}
+
+}  // namespace galley::serve
