@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""Measures galley against llama.cpp on this machine: `make bench`.
+
+Both run the same model file, one after the other, in interleaved rounds; what counts is the median. llama.cpp runs
+with whichever of its settings a first pass found fastest. Figures mean nothing on a busy machine, so the run refuses
+to start on one; with --allow-loaded it goes on and stamps its results.
+
+    bench/run.py [--rounds N] [--parts engine,server,neighbour] [--allow-loaded] [--no-docs]
+
+Writes bench/out/<time>.json and, unless --no-docs, docs/bench.json, docs/bench.md and docs/bench.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+from datetime import datetime, timezone
+from statistics import median
+from typing import Any
+
+import machine
+import report as reporting
+from engines import Galley, LlamaCpp, Samples
+from streams import LEVELS, Level, galley_command, llama_command, measure, serving
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+WAVES = {1: 6, 4: 3, 16: 3}  # waves of each number of streams, in every round
+NEIGHBOUR_BATCHES = (1, 8, 16)
+
+
+class Bench:
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.rounds: int = arguments.rounds
+        self.allow_loaded: bool = arguments.allow_loaded
+        self.model: pathlib.Path = arguments.model
+        self.binary: pathlib.Path = arguments.galley
+        self.peer: pathlib.Path = arguments.peer
+        self.threads: int = arguments.threads
+        self.galley = Galley(self.binary, self.model, self.threads)
+        self.llama = LlamaCpp(self.peer, self.model, self.threads)
+        self.loads: list[float] = []
+        self.report: dict[str, Any] = {}
+
+    def step(self, what: str) -> machine.LoadWatch:
+        """Announces a step. A step is only begun on a quiet machine."""
+        load = machine.load_now(1.0)
+        if load > machine.QUIET_PERCENT and not self.allow_loaded:
+            sys.exit(f"error: other processes use {load:.0f} % of the machine, so figures would mean nothing. Stop them, "
+                     'or stamp the result as loaded: make bench ARGS="--allow-loaded"')
+        print(f"{datetime.now():%H:%M:%S} {what}", flush=True)
+        return machine.LoadWatch()
+
+    def done(self, watch: machine.LoadWatch) -> None:
+        self.loads.append(watch.others_percent())
+
+    def engine(self) -> None:
+        watch = self.step("llama.cpp: looking for its best settings")
+        tuning = self.llama.tune()
+        self.done(watch)
+        samples = {engine.name: Samples() for engine in (self.galley, self.llama)}
+        for number in range(1, self.rounds + 1):
+            for engine in (self.galley, self.llama):
+                watch = self.step(f"engine, round {number} of {self.rounds}: {engine.name}")
+                engine.run(samples[engine.name])
+                self.done(watch)
+        self.report["engine"] = {name: _string_keys(s.medians()) for name, s in samples.items()}
+        self.report["engine_samples"] = {name: {"prefill": s.prefill, "decode": {str(b): v for b, v in s.decode.items()}}
+                                         for name, s in samples.items()}
+        self.report["llama_settings"] = {"tuning": {str(b): speeds for b, speeds in tuning.items()},
+                                         "best": {str(b): name for b, name in self.llama.best.items()}}
+
+    def neighbour(self) -> None:
+        quiet = {engine.name: Samples() for engine in (self.galley, self.llama)}
+        noisy = {engine.name: Samples() for engine in (self.galley, self.llama)}
+        for number in range(1, min(self.rounds, 3) + 1):
+            for engine in (self.galley, self.llama):
+                watch = self.step(f"busy neighbour, round {number}: {engine.name}")
+                engine.run(quiet[engine.name], NEIGHBOUR_BATCHES)
+                self.done(watch)
+                with machine.BusyNeighbour():
+                    engine.run(noisy[engine.name], NEIGHBOUR_BATCHES)
+        self.report["neighbour"] = {}
+        for name in quiet:
+            before, beside = quiet[name].medians(), noisy[name].medians()
+            entries = {"prefill": (before["prefill"], beside["prefill"])}
+            entries |= {f"decode, B = {b}": (before["decode"][b], beside["decode"][b]) for b in before["decode"]}
+            self.report["neighbour"][name] = {what: {"tok_s": there, "quiet_tok_s": here, "of_quiet": there / here}
+                                              for what, (here, there) in entries.items()}
+
+    def server(self) -> None:
+        flash = self._best_flash()
+        levels = {name: {level: Level() for level in LEVELS} for name in ("galley", "llama.cpp")}
+        ready: list[float] = []
+        footprint: dict[str, Any] = {"file_bytes": self.model.stat().st_size}
+        for number in range(1, self.rounds + 1):
+            watch = self.step(f"servers, round {number} of {self.rounds}: galley")
+            with serving(galley_command(self.binary, self.model, self.threads)) as server:
+                ready.append(server.ready_seconds)
+                footprint["resident_ready"] = server.resident()
+                measure(server.port, levels["galley"], WAVES, seed=number)
+                footprint["resident_after"] = server.resident()
+                kv = server.get("/stats")["kv"]
+                footprint["kv_budget_bytes"] = kv["budget_bytes"]
+                footprint["kv_peak_bytes"] = kv.get("peak_bytes", kv["used_bytes"])
+            self.done(watch)
+            watch = self.step(f"servers, round {number} of {self.rounds}: llama.cpp")
+            with serving(llama_command(self.peer, self.model, self.threads, flash)) as server:
+                measure(server.port, levels["llama.cpp"], WAVES, seed=number)
+            self.done(watch)
+        footprint["ready_seconds"] = median(ready)
+        self.report["server"] = {name: {str(level): seen.summary() for level, seen in by_level.items()}
+                                 for name, by_level in levels.items()}
+        self.report["footprint"] = footprint
+        self.report.setdefault("llama_settings", {})["server"] = {"flash_attention": flash}
+
+    def _best_flash(self) -> str:
+        """Whether llama-server is faster with flash attention, seen with the most streams."""
+        speeds = {}
+        for flash in ("on", "off"):
+            watch = self.step(f"llama-server: trying -fa {flash}")
+            most = max(LEVELS)
+            level = {most: Level()}
+            with serving(llama_command(self.peer, self.model, self.threads, flash)) as server:
+                measure(server.port, level, {most: 2}, seed=0)
+            speeds[flash] = median(level[most].speeds)
+            self.done(watch)
+        return max(speeds, key=lambda flash: speeds[flash])
+
+    def finish(self) -> dict[str, Any]:
+        worst = max(self.loads, default=0.0)
+        # Short-lived activity of the system itself is always there: the bound during a run is wider than before it.
+        self.report |= {"date": f"{datetime.now(timezone.utc):%Y-%m-%d}", "model": self.model.name,
+                        "machine": machine.describe(), "rounds": self.rounds,
+                        "others_percent_max": worst, "quiet": worst <= 2 * machine.QUIET_PERCENT,
+                        "about": {"galley": self.galley.about, "llama.cpp": self.llama.about}}
+        return self.report
+
+
+def _string_keys(medians: dict[str, Any]) -> dict[str, Any]:
+    """JSON has string keys only; making them so at once keeps a fresh report and one read back alike."""
+    return {"prefill": medians["prefill"], "decode": {str(batch): speed for batch, speed in medians["decode"].items()}}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measures galley against llama.cpp.")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--parts", default="engine,server,neighbour", help="comma-separated")
+    parser.add_argument("--model", type=pathlib.Path, default=ROOT / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf")
+    parser.add_argument("--galley", type=pathlib.Path, default=ROOT / "build" / "galley")
+    parser.add_argument("--peer", type=pathlib.Path, default=ROOT / ".cache" / "peer" / "llama" / "bin")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--allow-loaded", action="store_true", help="run on a busy machine and stamp the result")
+    parser.add_argument("--no-docs", action="store_true", help="leave docs/ alone")
+    arguments = parser.parse_args()
+    for path, command in ((arguments.galley, "make build"), (arguments.model, "make model"),
+                          (arguments.peer / "llama-server", "make peer")):
+        if not path.exists():
+            parser.error(f"{path} is missing; make it with: {command}")
+    return arguments
+
+
+def main() -> None:
+    arguments = parse()
+    bench = Bench(arguments)
+    parts = arguments.parts.split(",")
+    for part in parts:
+        {"engine": bench.engine, "server": bench.server, "neighbour": bench.neighbour}[part]()
+    result = bench.finish()
+    print()
+    print(reporting.as_text(result))
+    out = ROOT / "bench" / "out"
+    out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
+    (out / f"{datetime.now():%Y%m%d-%H%M%S}.json").write_text(text)
+    if not arguments.no_docs and set(parts) >= {"engine", "server"}:
+        docs = ROOT / "docs"
+        docs.mkdir(exist_ok=True)
+        (docs / "bench.json").write_text(text)
+        (docs / "bench.md").write_text(reporting.as_markdown(result))
+        (docs / "bench.svg").write_text(reporting.as_svg(result))
+        print("\nwrote docs/bench.json, docs/bench.md and docs/bench.svg")
+
+
+if __name__ == "__main__":
+    main()
