@@ -23,8 +23,8 @@ struct Assets {
   std::string chat_template;  ///< Jinja source; empty: the model has none
   std::string bos_token, eos_token;
   std::int32_t bos_id = -1;
-  bool add_bos = false;                    ///< whether plain completions begin with BOS
-  std::vector<std::int32_t> end_ids;       ///< end of generation: union of eos, eot, eom, generation_config, template
+  bool add_bos = false;               ///< whether plain completions begin with BOS
+  std::vector<std::int32_t> end_ids;  ///< end of generation: union of eos, eot, eom, generation_config, template
 };
 
 }  // namespace galley::text

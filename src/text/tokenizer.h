@@ -26,7 +26,10 @@ class StreamDecoder {
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
-  /// `parse_special`: whether text like "<|im_end|>" becomes its special token (templates) or plain text (users' words).
+  /// `parse_special`: whether text like "<|im_end|>" becomes its special token (templates) or plain text (users'
+  /// words). With it, every U+FDD0 is dropped once special tokens are cut out: ChatTemplate::render puts this
+  /// noncharacter into special tokens within people's own text, which so become plain text, spelled exactly as written.
+  /// Nothing is added (no BOS). Throws galley::Error 400 when `text` is not UTF-8.
   [[nodiscard]] virtual std::vector<std::int32_t> encode(std::string_view text, bool parse_special) const = 0;
   /// Whole text of ids; special tokens are left out.
   [[nodiscard]] virtual std::string decode(std::span<const std::int32_t> ids) const = 0;
@@ -34,6 +37,7 @@ class Tokenizer {
   [[nodiscard]] virtual std::string token_bytes(std::int32_t id) const = 0;
   /// Exact vocabulary entry to id; -1 when absent.
   [[nodiscard]] virtual std::int32_t token_id(std::string_view token) const = 0;
+  /// Highest id + 1 (the logits may be wider).
   [[nodiscard]] virtual int vocab_size() const = 0;
   [[nodiscard]] virtual std::unique_ptr<StreamDecoder> stream() const = 0;
 };
@@ -51,6 +55,10 @@ class StopMatcher {
     bool stopped = false;  ///< a stop string was found; nothing follows
   };
   Result push(std::string_view piece);
+  /// The end of the text: what was held back, up to a stop string completed inside it ("bcd" was waited for, "bc" came
+  /// and "c" is a stop string too). The matcher starts afresh.
+  Result finish();
+  /// finish().text, for callers whose row has ended for another reason anyway.
   std::string flush();
   [[nodiscard]] bool empty() const { return stops_.empty(); }
 

@@ -1,0 +1,374 @@
+//! GGUF's tokenizer metadata → tokenizer.json.
+use std::collections::HashMap;
+
+use serde_json::{json, Map, Value};
+
+use crate::neutralize::MARK;
+
+/// tokenizer.ggml.token_type
+const UNKNOWN: i32 = 2;
+const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
+
+pub struct Vocabulary<'a> {
+    pub model: &'a str,
+    pub pre: &'a str,
+    pub tokens: &'a [String],
+    pub types: &'a [i32],
+    pub scores: &'a [f32],
+    pub merges: &'a [String],
+    pub add_space_prefix: bool,
+}
+
+impl Vocabulary<'_> {
+    pub fn tokenizer_json(&self) -> Result<String, String> {
+        if self.tokens.is_empty() {
+            return Err("tokenizer.ggml.tokens is missing or empty".into());
+        }
+        if !self.types.is_empty() && self.types.len() != self.tokens.len() {
+            return Err(format!(
+                "tokenizer.ggml.token_type has {} entries, tokenizer.ggml.tokens {}",
+                self.types.len(),
+                self.tokens.len()
+            ));
+        }
+        let file = match self.model {
+            "gpt2" => self.byte_level()?,
+            "llama" => self.sentence_piece()?,
+            other => {
+                return Err(format!(
+                    "tokenizer.ggml.model \"{other}\" is not supported (supported: \"gpt2\", \"llama\")"
+                ))
+            }
+        };
+        Ok(file.to_string())
+    }
+
+    fn kind(&self, id: usize) -> i32 {
+        self.types.get(id).copied().unwrap_or(1)
+    }
+
+    fn vocab(&self) -> Value {
+        Value::Object(
+            self.tokens
+                .iter()
+                .enumerate()
+                .map(|(id, token)| (token.clone(), id.into()))
+                .collect(),
+        )
+    }
+
+    /// Control tokens are special; user-defined ones are matched whole too but are ordinary text.
+    fn added_tokens(&self) -> Vec<Value> {
+        let kinds = [UNKNOWN, CONTROL, USER_DEFINED];
+        (0..self.tokens.len())
+            .filter(|&id| kinds.contains(&self.kind(id)) && !self.tokens[id].is_empty())
+            .map(|id| {
+                json!({"id": id, "content": self.tokens[id], "single_word": false, "lstrip": false,
+                       "rstrip": false, "normalized": false, "special": self.kind(id) != USER_DEFINED})
+            })
+            .collect()
+    }
+
+    /// Byte-level BPE with explicit merges.
+    fn byte_level(&self) -> Result<Value, String> {
+        let scheme = pre_tokenizer(self.pre)?;
+        if self.merges.is_empty() {
+            return Err("tokenizer.ggml.merges is missing or empty".into());
+        }
+        let merges = self
+            .merges
+            .iter()
+            .map(|merge| {
+                // A piece may itself begin with a space.
+                let first = merge.chars().next().map_or(0, char::len_utf8);
+                let at = merge[first..].find(' ').map(|at| at + first);
+                at.map(|at| json!([merge[..at], merge[at + 1..]]))
+                    .ok_or_else(|| format!("tokenizer.ggml.merges: \"{merge}\" is not a pair"))
+            })
+            .collect::<Result<Vec<_>, String>>()?;
+        let mut steps: Vec<Value> = scheme
+            .patterns
+            .iter()
+            .map(|p| json!({"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": false}))
+            .collect();
+        steps.push(byte_level_step());
+        let normalizer = if scheme.nfc {
+            json!({"type": "NFC"})
+        } else {
+            Value::Null
+        };
+        Ok(json!({
+            "version": "1.0", "truncation": null, "padding": null,
+            "added_tokens": self.added_tokens(),
+            "normalizer": normalizer,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+            "post_processor": null,
+            "decoder": byte_level_step(),
+            "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                      "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+                      "ignore_merges": scheme.ignore_merges, "vocab": self.vocab(), "merges": merges},
+        }))
+    }
+
+    /// SentencePiece BPE: the merges follow from the scores.
+    fn sentence_piece(&self) -> Result<Value, String> {
+        if self.scores.len() != self.tokens.len() {
+            return Err(format!(
+                "tokenizer.ggml.scores has {} entries, tokenizer.ggml.tokens {}",
+                self.scores.len(),
+                self.tokens.len()
+            ));
+        }
+        let space = json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"});
+        let normalizer = match self.add_space_prefix {
+            true => {
+                json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u{2581}"}, space]})
+            }
+            false => space,
+        };
+        let mut decoders = vec![
+            json!({"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "}),
+            json!({"type": "ByteFallback"}),
+            json!({"type": "Fuse"}),
+        ];
+        if self.add_space_prefix {
+            decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+        }
+        let unknown = (0..self.tokens.len())
+            .find(|&id| self.kind(id) == UNKNOWN)
+            .map(|id| &self.tokens[id]);
+        let mut model = Map::new();
+        for (key, value) in [
+            ("type", json!("BPE")),
+            ("dropout", Value::Null),
+            ("unk_token", json!(unknown)),
+            ("continuing_subword_prefix", Value::Null),
+            ("end_of_word_suffix", Value::Null),
+            ("fuse_unk", json!(true)),
+            ("byte_fallback", json!(true)),
+            ("ignore_merges", json!(false)),
+            ("vocab", self.vocab()),
+            ("merges", self.merges_from_scores()),
+        ] {
+            model.insert(key.into(), value);
+        }
+        Ok(json!({
+            "version": "1.0", "truncation": null, "padding": null,
+            "added_tokens": self.added_tokens(),
+            "normalizer": normalizer,
+            "pre_tokenizer": null,
+            "post_processor": null,
+            "decoder": {"type": "Sequence", "decoders": decoders},
+            "model": model,
+        }))
+    }
+
+    /// Every way to put a piece together from two others, best score first.
+    fn merges_from_scores(&self) -> Value {
+        let ids: HashMap<&str, usize> = self
+            .tokens
+            .iter()
+            .enumerate()
+            .filter(|(id, _)| self.kind(*id) == 1)
+            .map(|(id, t)| (t.as_str(), id))
+            .collect();
+        let mut merges: Vec<(f32, usize, usize, usize)> = Vec::new();
+        for (&token, &id) in &ids {
+            for (at, _) in token.char_indices().skip(1) {
+                if let (Some(&left), Some(&right)) = (ids.get(&token[..at]), ids.get(&token[at..])) {
+                    merges.push((self.scores[id], id, left, right));
+                }
+            }
+        }
+        merges.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2, a.3).cmp(&(b.1, b.2, b.3))));
+        merges
+            .into_iter()
+            .map(|(_, _, left, right)| json!([self.tokens[left], self.tokens[right]]))
+            .collect()
+    }
+}
+
+fn byte_level_step() -> Value {
+    json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false})
+}
+
+struct Scheme {
+    /// Each splits what the ones before it left.
+    patterns: &'static [&'static str],
+    ignore_merges: bool,
+    nfc: bool,
+}
+
+const DIGIT: &str = r"\p{N}";
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const DEEPSEEK3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
+const SEED_CODER: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// The pre-tokenizer behind a name in tokenizer.ggml.pre. A guess would give plausible but wrong ids, hence the error.
+fn pre_tokenizer(name: &str) -> Result<Scheme, String> {
+    let plain = |patterns: &'static [&'static str]| Scheme {
+        patterns,
+        ignore_merges: false,
+        nfc: false,
+    };
+    Ok(match name {
+        "gpt-2" | "gpt2" | "phi-2" | "mpt" | "olmo" | "jais" | "trillion" | "granite-docling" | "exaone4"
+        | "gigachat" | "a.x-4.0" | "mellum" | "modern-bert" => plain(&[GPT2]),
+        "smollm" | "starcoder" | "refact" | "command-r" | "codeshell" | "exaone" | "minerva-7b"
+        | "mellum2" => plain(&[DIGIT, GPT2]),
+        "llama3" | "llama-v3" | "llama-bpe" | "falcon3" | "falcon-h1" | "pixtral" | "midm-2.0" | "lfm2" => {
+            Scheme {
+                ignore_merges: true,
+                ..plain(&[LLAMA3])
+            }
+        }
+        "dbrx" | "smaug-bpe" | "glm4" | "chatglm-bpe" => plain(&[LLAMA3]),
+        "qwen2" | "deepseek-r1-qwen" | "kormo" => Scheme {
+            nfc: true,
+            ..plain(&[QWEN2])
+        },
+        "qwen35" => Scheme {
+            nfc: true,
+            ..plain(&[QWEN35])
+        },
+        "stablelm2" | "hunyuan" | "grok-2" | "solar-open" => plain(&[QWEN2]),
+        "tekken" => Scheme {
+            ignore_merges: true,
+            ..plain(&[TEKKEN])
+        },
+        "gpt-4o" | "llama4" | "minimax-m2" => plain(&[GPT4O]),
+        "deepseek-v3" | "hunyuan-dense" | "joyai-llm" => plain(&[
+            r"\p{N}{1,3}",
+            "[\u{4E00}-\u{9FA5}\u{3040}-\u{309F}\u{30A0}-\u{30FF}]+",
+            DEEPSEEK3,
+        ]),
+        "seed-coder" => plain(&[SEED_CODER]),
+        "" => return Err("tokenizer.ggml.pre is missing: the file does not say how text is split".into()),
+        other => {
+            return Err(format!(
+                "tokenizer.ggml.pre \"{}\" is not supported",
+                other.replace(MARK, "?")
+            ))
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tokenizer::Tokenizer;
+
+    fn strings(items: &[&str]) -> Vec<String> {
+        items.iter().map(|s| s.to_string()).collect()
+    }
+
+    #[test]
+    fn every_scheme_compiles_and_splits() {
+        let tokens = strings(&["<x>", "a", "b", "ab"]);
+        let merges = strings(&["a b"]);
+        for pre in [
+            "gpt-2",
+            "smollm",
+            "llama-bpe",
+            "dbrx",
+            "qwen2",
+            "qwen35",
+            "stablelm2",
+            "tekken",
+            "gpt-4o",
+            "deepseek-v3",
+            "seed-coder",
+        ] {
+            let vocabulary = Vocabulary {
+                model: "gpt2",
+                pre,
+                tokens: &tokens,
+                types: &[3, 1, 1, 1],
+                scores: &[],
+                merges: &merges,
+                add_space_prefix: false,
+            };
+            let tokenizer = Tokenizer::from_json(&vocabulary.tokenizer_json().unwrap()).expect(pre);
+            assert_eq!(tokenizer.encode("ab<x>a", true).unwrap(), [3, 0, 1], "{pre}");
+            assert_eq!(tokenizer.vocab_size(), 4);
+        }
+    }
+
+    #[test]
+    fn what_it_does_not_know_it_refuses() {
+        let tokens = strings(&["a"]);
+        let vocabulary = |model, pre| Vocabulary {
+            model,
+            pre,
+            tokens: &tokens,
+            types: &[],
+            scores: &[],
+            merges: &[],
+            add_space_prefix: false,
+        };
+        assert!(vocabulary("gpt2", "never-heard")
+            .tokenizer_json()
+            .unwrap_err()
+            .contains("never-heard"));
+        assert!(vocabulary("gpt2", "")
+            .tokenizer_json()
+            .unwrap_err()
+            .contains("missing"));
+        assert!(vocabulary("bert", "gpt-2")
+            .tokenizer_json()
+            .unwrap_err()
+            .contains("bert"));
+        assert!(vocabulary("llama", "")
+            .tokenizer_json()
+            .unwrap_err()
+            .contains("scores"));
+        assert!(vocabulary("gpt2", "gpt-2")
+            .tokenizer_json()
+            .unwrap_err()
+            .contains("merges"));
+    }
+
+    #[test]
+    fn sentence_piece_merges_by_score_and_falls_back_to_bytes() {
+        let tokens = strings(&[
+            "<unk>",
+            "<s>",
+            "\u{2581}",
+            "a",
+            "b",
+            "\u{2581}a",
+            "ab",
+            "<0xC3>",
+            "<0xA9>",
+        ]);
+        let types = [2, 3, 1, 1, 1, 1, 1, 6, 6];
+        let scores = [0.0, 0.0, -3.0, -4.0, -5.0, -2.0, -1.0, 0.0, 0.0];
+        let vocabulary = Vocabulary {
+            model: "llama",
+            pre: "",
+            tokens: &tokens,
+            types: &types,
+            scores: &scores,
+            merges: &[],
+            add_space_prefix: true,
+        };
+        let tokenizer = Tokenizer::from_json(&vocabulary.tokenizer_json().unwrap()).unwrap();
+        assert_eq!(tokenizer.encode("ab a", false).unwrap(), [2, 6, 5]);
+        assert_eq!(tokenizer.encode("<s>é", true).unwrap(), [1, 2, 7, 8]);
+        assert_eq!(tokenizer.decode(&[2, 6, 5]).unwrap(), "ab a");
+        assert_eq!(tokenizer.token_bytes(7), [0xC3]);
+        let mut stream = tokenizer.stream();
+        let pieces: Vec<String> = [5, 7, 8, 5, 7]
+            .iter()
+            .map(|&id| stream.push(id).unwrap())
+            .collect();
+        assert_eq!(pieces, ["a", "", "é", " a", ""]);
+        assert_eq!(stream.flush().unwrap(), "\u{FFFD}");
+    }
+}
