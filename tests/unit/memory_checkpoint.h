@@ -1,0 +1,121 @@
+// A llama checkpoint made up in memory, for tests of what sits above the loaders.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "models/checkpoint.h"
+
+namespace galley::testing {
+
+/// Any matrix whose values, or codes with scale and bias per group, a test can compute.
+class MemoryMatrix final : public ops::MatrixSource {
+ public:
+  static MemoryMatrix plain(std::string name, int rows, int cols, std::vector<float> values) {
+    MemoryMatrix m(std::move(name), rows, cols);
+    m.values_ = std::move(values);
+    return m;
+  }
+  static MemoryMatrix affine(std::string name, int rows, int cols, ops::AffineFormat format,
+                             std::vector<std::uint8_t> codes, std::vector<float> scales, std::vector<float> biases) {
+    MemoryMatrix m(std::move(name), rows, cols);
+    m.format_ = format;
+    m.codes_ = std::move(codes);
+    m.scales_ = std::move(scales);
+    m.biases_ = std::move(biases);
+    return m;
+  }
+
+  [[nodiscard]] const std::string& name() const override { return name_; }
+  [[nodiscard]] int rows() const override { return rows_; }
+  [[nodiscard]] int cols() const override { return cols_; }
+  [[nodiscard]] bool quantized() const override { return !codes_.empty(); }
+  [[nodiscard]] ops::AffineFormat affine() const override { return format_; }
+  [[nodiscard]] ops::ElementType type() const override { return ops::ElementType::f32; }
+  void codes(int row, std::span<std::uint8_t> out) const override {
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = codes_[at(row, cols_) + i];
+  }
+  void scales(int row, std::span<float> scale, std::span<float> bias) const override {
+    for (std::size_t i = 0; i < scale.size(); ++i) {
+      scale[i] = scales_[at(row, cols_ / format_.group) + i];
+      bias[i] = biases_[at(row, cols_ / format_.group) + i];
+    }
+  }
+  void values(int row, std::span<float> out) const override {
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const std::size_t group = at(row, cols_ / format_.group) + i / static_cast<std::size_t>(format_.group);
+      const std::size_t index = at(row, cols_) + i;
+      out[i] = quantized() ? scales_[group] * static_cast<float>(codes_[index]) + biases_[group] : values_[index];
+    }
+  }
+
+ private:
+  MemoryMatrix(std::string name, int rows, int cols) : name_(std::move(name)), rows_(rows), cols_(cols) {}
+  static std::size_t at(int row, int width) { return static_cast<std::size_t>(row) * static_cast<std::size_t>(width); }
+
+  std::string name_;
+  int rows_;
+  int cols_;
+  ops::AffineFormat format_;
+  std::vector<float> values_, scales_, biases_;
+  std::vector<std::uint8_t> codes_;
+};
+
+/// Random float32 weights, the same for every object with the same config.
+class MemoryCheckpoint final : public models::Checkpoint {
+ public:
+  explicit MemoryCheckpoint(models::Config config) : config_(std::move(config)) {}
+
+  static models::Config tiny_llama() {
+    models::Config config;
+    config.family = "llama";
+    config.hidden = 32;
+    config.layers = 2;
+    config.heads = 4;
+    config.kv_heads = 2;
+    config.head_dim = 8;
+    config.intermediate = 64;
+    config.vocab = 96;
+    config.context = 512;
+    config.tied_head = true;
+    return config;
+  }
+
+  /// Changes a tensor's values as they are read.
+  std::function<void(const std::string& tensor, std::vector<float>& values)> edit;
+
+  [[nodiscard]] const models::Config& config() const override { return config_; }
+  [[nodiscard]] const text::Assets& assets() const override { return assets_; }
+  [[nodiscard]] std::filesystem::path path() const override { return "memory"; }
+  [[nodiscard]] std::size_t file_bytes() const override { return 0; }
+  [[nodiscard]] std::string format() const override { return "memory"; }
+  [[nodiscard]] bool has(const std::string&) const override { return true; }
+  [[nodiscard]] std::unique_ptr<ops::MatrixSource> matrix(const std::string& tensor, int rows,
+                                                          int cols) const override {
+    auto values = random(tensor, rows * cols, 0.0F, 1.5F / std::sqrt(static_cast<float>(cols)));
+    return std::make_unique<MemoryMatrix>(MemoryMatrix::plain(tensor, rows, cols, std::move(values)));
+  }
+  [[nodiscard]] ops::VectorSource vector(const std::string& tensor, int size) const override {
+    return {tensor, random(tensor, size, 1.0F, 0.2F), ops::ElementType::f32};
+  }
+  void release_pages() const override {}
+
+ private:
+  [[nodiscard]] std::vector<float> random(const std::string& tensor, int count, float mean, float spread) const {
+    std::mt19937 engine(static_cast<std::uint32_t>(std::hash<std::string>{}(tensor)));
+    std::normal_distribution<float> normal(mean, spread);
+    std::vector<float> values(static_cast<std::size_t>(count));
+    for (float& value : values) value = normal(engine);
+    if (edit) edit(tensor, values);
+    return values;
+  }
+
+  models::Config config_;
+  text::Assets assets_;
+};
+
+}  // namespace galley::testing
