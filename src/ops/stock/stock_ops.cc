@@ -99,6 +99,8 @@ NormPtr StockOps::load_norm(const VectorSource& weight, float eps) {
   return std::make_shared<StockNorm>(weight, eps, numerics_);
 }
 
+Value StockOps::value_of(mx::array a) { return wrap(std::move(a)); }
+
 Value StockOps::embed(const LinearPtr& table) { return wrap(stock(table).look_up(tokens_)); }
 
 std::vector<Value> StockOps::norm_linear(const Value& x, const NormPtr& norm, const std::vector<LinearPtr>& group) {

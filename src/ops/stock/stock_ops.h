@@ -21,6 +21,8 @@ class StockOps final : public Ops {
   void begin(mlx::core::array tokens);
   /// The MLX array inside a value of this backend.
   static const mlx::core::array& array_of(const Value& value);
+  /// A value of this backend around an array [B, L, D].
+  static Value value_of(mlx::core::array a);
 
   std::vector<LinearPtr> load_linears(const std::vector<const MatrixSource*>& group,
                                       const std::vector<const VectorSource*>& biases) override;

@@ -1,0 +1,61 @@
+#include "kv/paged.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace galley::kv {
+
+namespace {
+
+kernels::PagedKv layer_view(const ops::AttentionSpec& layer, kernels::KvElement element) {
+  kernels::PagedKv view;
+  view.element = element;
+  view.kv_heads = layer.kv_heads;
+  view.head_dim = layer.head_dim;
+  view.block_tokens = PagedKv::kBlockTokens;
+  view.block_stride = (view.block_bytes() + 63) / 64 * 64;
+  return view;
+}
+
+}  // namespace
+
+std::size_t PagedKv::block_bytes(std::span<const ops::AttentionSpec> layers, kernels::KvElement element) {
+  std::size_t bytes = 0;
+  for (const ops::AttentionSpec& layer : layers) bytes += layer_view(layer, element).block_stride;
+  return bytes;
+}
+
+PagedKv::PagedKv(std::span<const ops::AttentionSpec> layers, kernels::KvElement element, std::size_t budget_bytes)
+    : block_bytes_(block_bytes(layers, element)),
+      pool_(static_cast<int>(std::min<std::size_t>(budget_bytes / block_bytes_, 1U << 26U)), kBlockTokens) {
+  regions_.reserve(layers.size());
+  layers_.resize(layers.size());
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    kernels::PagedKv& view = layers_[i].view;
+    view = layer_view(layers[i], element);
+    regions_.emplace_back(view.block_stride * static_cast<std::size_t>(pool_.total()));
+    view.data = regions_.back().data();
+    pointers_.push_back(&layers_[i]);
+  }
+}
+
+PagedRow::PagedRow(BlockPool& pool, int tokens) : reserved_(pool.blocks_for(tokens)) {
+  if (!pool.reserve(reserved_)) throw std::logic_error("KV row admitted without free blocks");
+}
+
+void PagedRow::grow(BlockPool& pool, int n) {
+  length_ += n;
+  while (static_cast<int>(table_.size()) * pool.block_tokens() < length_) {
+    table_.push_back(pool.take());
+    --reserved_;
+  }
+}
+
+void PagedRow::release(BlockPool& pool) {
+  for (const std::int32_t block : table_) pool.release(block);
+  pool.unreserve(reserved_);
+  table_.clear();
+  reserved_ = 0;
+}
+
+}  // namespace galley::kv

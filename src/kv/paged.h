@@ -1,0 +1,63 @@
+// Paged KV: fixed-size blocks in one region a layer, found through a row's block table. Rows join and leave without
+// copying. Engine thread only, but for the memory itself, which only MLX stream tasks touch.
+//
+// The regions are reserved address space: a page becomes resident when a block in it is first written.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kv/block_pool.h"
+#include "ops/fused/paged_layer.h"
+#include "ops/kernels/memory.h"
+#include "ops/kernels/paged_kv.h"
+#include "ops/ops.h"
+
+namespace galley::kv {
+
+class PagedKv {
+ public:
+  /// Tokens in a block.
+  static constexpr int kBlockTokens = 32;
+
+  PagedKv(std::span<const ops::AttentionSpec> layers, kernels::KvElement element, std::size_t budget_bytes);
+
+  /// Bytes of one block over all layers.
+  [[nodiscard]] std::size_t block_bytes() const { return block_bytes_; }
+  [[nodiscard]] const BlockPool& pool() const { return pool_; }
+  [[nodiscard]] BlockPool& pool() { return pool_; }
+  [[nodiscard]] std::span<ops::LayerKv* const> layers() const { return pointers_; }
+
+  /// Bytes of a block over `layers` for elements of this kind: what a budget is divided by.
+  static std::size_t block_bytes(std::span<const ops::AttentionSpec> layers, kernels::KvElement element);
+
+ private:
+  std::size_t block_bytes_;
+  BlockPool pool_;
+  std::vector<kernels::AlignedMemory> regions_;
+  std::vector<ops::PagedLayerKv> layers_;
+  std::vector<ops::LayerKv*> pointers_;
+};
+
+/// The blocks of one row. Grows by taking from what was reserved at the start.
+class PagedRow {
+ public:
+  PagedRow() = default;
+  /// Reserves blocks for `tokens`; the caller has checked that they are unreserved.
+  PagedRow(BlockPool& pool, int tokens);
+
+  /// Makes room for positions [length, length + n) and moves the row's end.
+  void grow(BlockPool& pool, int n);
+  /// Gives all blocks and the rest of the reservation back.
+  void release(BlockPool& pool);
+  [[nodiscard]] int length() const { return length_; }
+  [[nodiscard]] std::span<const std::int32_t> table() const { return table_; }
+
+ private:
+  std::vector<std::int32_t> table_;
+  int length_ = 0;
+  int reserved_ = 0;
+};
+
+}  // namespace galley::kv

@@ -1,0 +1,211 @@
+// Crossing between the kernels' buffers and MLX arrays: what a step with switched-off ops needs.
+#include <mlx/fast.h>
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "ops/error.h"
+#include "ops/fused/fused_values.h"
+#include "ops/fused/paged_layer.h"
+
+namespace galley::ops {
+
+namespace mx = mlx::core;
+
+namespace {
+
+mx::Dtype dtype_of(kernels::KvElement element) {
+  switch (element) {
+    case kernels::KvElement::f16: return mx::float16;
+    case kernels::KvElement::bf16: return mx::bfloat16;
+    case kernels::KvElement::f32: return mx::float32;
+  }
+  throw std::logic_error("unknown KV element");
+}
+
+/// [T, heads * D] -> normed and rotated [T, heads, D], each token at its own position.
+mx::array rotate(const mx::array& x, int heads, const AttentionSpec& spec, const mx::array& positions) {
+  const int tokens = x.shape(0);
+  mx::array y = mx::reshape(x, {tokens, heads, 1, spec.head_dim});
+  const Rope& rope = spec.rope;
+  if (rope.dims == 0) return mx::reshape(y, {tokens, heads, spec.head_dim});
+  std::optional<mx::array> frequencies;
+  std::optional<float> base = rope.base;
+  if (!rope.frequencies.empty()) {
+    frequencies = mx::array(rope.frequencies.begin(), mx::Shape{static_cast<int>(rope.frequencies.size())}, mx::float32);
+    base.reset();
+  }
+  y = mx::fast::rope(y, rope.dims, rope.traditional, base, rope.scale, positions, frequencies);
+  return mx::reshape(y, {tokens, heads, spec.head_dim});
+}
+
+/// Copies K and V rows [T, kv_heads, D] of the cache's element type into their blocks.
+void scatter(const PhaseContext& c, const kernels::PagedKv& kv, const mx::array& k, const mx::array& v) {
+  const std::size_t size = kernels::kv_element_bytes(kv.element);
+  const auto dim = static_cast<std::size_t>(kv.head_dim);
+  const auto* keys = reinterpret_cast<const std::byte*>(k.data<std::uint8_t>());
+  const auto* values = reinterpret_cast<const std::byte*>(v.data<std::uint8_t>());
+  for (int t = 0; t < c.places.rows; ++t) {
+    const int position = c.places.position[t];
+    const std::int32_t block = c.places.table[t][position / kv.block_tokens];
+    const auto slot = static_cast<std::size_t>(position % kv.block_tokens);
+    for (int h = 0; h < kv.kv_heads; ++h) {
+      const std::size_t from = (static_cast<std::size_t>(t) * static_cast<std::size_t>(kv.kv_heads) +
+                                static_cast<std::size_t>(h)) * dim * size;
+      std::memcpy(kv.values(block, h) + slot * dim * size, values + from, dim * size);
+      std::byte* group = kv.keys(block, h) + slot / kernels::kKeyGroup * dim * kernels::kKeyGroup * size;
+      for (std::size_t d = 0; d < dim; ++d) {
+        std::memcpy(group + (d * kernels::kKeyGroup + slot % kernels::kKeyGroup) * size, keys + from + d * size, size);
+      }
+    }
+  }
+}
+
+/// Copies the first `length` keys and values of the row of token `t` into [1, kv_heads, length, D] arrays.
+void gather(const PhaseContext& c, const kernels::PagedKv& kv, int t, int length, mx::array& k, mx::array& v) {
+  const std::size_t size = kernels::kv_element_bytes(kv.element);
+  const auto dim = static_cast<std::size_t>(kv.head_dim);
+  auto* keys = reinterpret_cast<std::byte*>(k.data<std::uint8_t>());
+  auto* values = reinterpret_cast<std::byte*>(v.data<std::uint8_t>());
+  for (int h = 0; h < kv.kv_heads; ++h) {
+    for (int p = 0; p < length; ++p) {
+      const std::int32_t block = c.places.table[t][p / kv.block_tokens];
+      const auto slot = static_cast<std::size_t>(p % kv.block_tokens);
+      const std::size_t to =
+          (static_cast<std::size_t>(h) * static_cast<std::size_t>(length) + static_cast<std::size_t>(p)) * dim * size;
+      std::memcpy(values + to, kv.values(block, h) + slot * dim * size, dim * size);
+      const std::byte* group = kv.keys(block, h) + slot / kernels::kKeyGroup * dim * kernels::kKeyGroup * size;
+      for (std::size_t d = 0; d < dim; ++d) {
+        std::memcpy(keys + to + d * size, group + (d * kernels::kKeyGroup + slot % kernels::kKeyGroup) * size, size);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+Value FusedOps::from_array(mx::array a) {
+  auto value = std::make_shared<Hidden>();
+  value->columns = a.shape(-1);
+  value->array = mx::reshape(a, {-1, value->columns});
+  return Value(std::move(value));
+}
+
+mx::array FusedOps::to_array(const Value& value) {
+  const Value values[] = {value};
+  return to_arrays(values).front();
+}
+
+std::vector<mx::array> FusedOps::to_arrays(std::span<const Value> values) {
+  const int tokens = step_->size();
+  std::vector<std::optional<std::size_t>> at(values.size());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const Hidden& x = hidden(values[i]);
+    if (x.array) continue;
+    const std::size_t index = program_->output({tokens, x.columns}, mx::float32);
+    at[i] = index;
+    const auto n = static_cast<std::size_t>(tokens) * static_cast<std::size_t>(x.columns);
+    if (x.projection != nullptr) {
+      // The whole matrix is multiplied and the part's columns are kept: rarely used, so simple.
+      const PackedGroup::Part part = x.projection->group->parts[x.part];
+      const kernels::PackedMatrix* matrix = &x.projection->group->matrices[part.matrix];
+      const FloatsHandle all(*machine_);
+      program_->add([matrix, in = x.projection->inputs[part.matrix]->id, eps = x.projection->eps, index, n, y = all.id,
+                     first = part.first_column, columns = x.columns](PhaseContext& c) {
+        const auto width = static_cast<std::size_t>(matrix->columns());
+        float* product = c.machine.floats(y, n / static_cast<std::size_t>(columns) * width);
+        kernels::linear(c.machine.context, {matrix, &c.machine.activations(in), eps}, product, width);
+        auto* to = c.outputs[index].data<float>();
+        for (std::size_t t = 0; t * static_cast<std::size_t>(columns) < n; ++t) {
+          std::copy_n(product + t * width + first, columns, to + t * static_cast<std::size_t>(columns));
+        }
+      });
+    } else if (x.floats != nullptr) {
+      program_->add([from = x.floats->id, index, n](PhaseContext& c) {
+        std::copy_n(c.machine.floats(from), n, c.outputs[index].data<float>());
+      });
+    } else {  // an attention's result, not consumed yet
+      if (x.next->consumer != nullptr) throw std::logic_error("a quantized intermediate can't become an MLX array");
+      x.next->plain = true;
+      program_->add([from = x.activations->id, index, columns = x.columns, tokens](PhaseContext& c) {
+        const kernels::Activations& rows = c.machine.activations(from);
+        auto* to = c.outputs[index].data<float>();
+        for (int t = 0; t < tokens; ++t) {
+          std::copy_n(rows.x() + static_cast<std::size_t>(t) * rows.stride(), columns,
+                      to + static_cast<std::size_t>(t) * static_cast<std::size_t>(columns));
+        }
+      });
+    }
+  }
+  if (std::ranges::any_of(at, [](const auto& a) { return a.has_value(); })) flush();
+  std::vector<mx::array> arrays;
+  for (std::size_t i = 0; i < values.size(); ++i) arrays.push_back(at[i] ? outputs_[*at[i]] : *hidden(values[i]).array);
+  return arrays;
+}
+
+void FusedOps::write_from_arrays(const std::vector<mx::array>& qkv, const kernels::QkvOutput& to,
+                                 const AttentionSpec& spec, int q_id) {
+  if (spec.q_norm || spec.k_norm) throw Error(500, "--fused-norm-linear off is not supported with per-head norms");
+  const mx::array positions = mx::array(step_->positions.begin(), mx::Shape{step_->size()}, mx::int32);
+  const mx::Dtype type = dtype_of(to.kv.element);
+  const auto stored = [&](const mx::array& a) { return mx::contiguous(mx::view(mx::contiguous(mx::astype(a, type)), mx::uint8)); };
+  const std::size_t q = program_->input(
+      mx::contiguous(mx::multiply(rotate(qkv[0], spec.heads, spec, positions), mx::array(to.q_scale))));
+  const std::size_t k = program_->input(stored(rotate(qkv[1], spec.kv_heads, spec, positions)));
+  const std::size_t v = program_->input(stored(mx::reshape(qkv[2], {step_->size(), spec.kv_heads, spec.head_dim})));
+  program_->add([q, k, v, q_id, view = to.kv](PhaseContext& c) {
+    std::copy_n(c.inputs[q].data<float>(), c.inputs[q].size(), c.machine.floats(q_id, c.inputs[q].size()));
+    scatter(c, view, c.inputs[k], c.inputs[v]);
+  });
+}
+
+mx::array FusedOps::stock_attend(const mx::array& q, const mx::array& k, const mx::array& v, const AttentionSpec& spec,
+                                 const kernels::PagedKv& kv) {
+  if (spec.q_norm || spec.k_norm || spec.softcap > 0.0F || spec.window > 0) {
+    throw Error(500, "--fused-attend off is supported for plain full attention only");
+  }
+  const mx::array positions = mx::array(step_->positions.begin(), mx::Shape{step_->size()}, mx::int32);
+  const mx::Dtype type = dtype_of(kv.element);
+  const auto stored = [&](const mx::array& a) { return mx::contiguous(mx::view(mx::contiguous(mx::astype(a, type)), mx::uint8)); };
+  const std::size_t k_in = program_->input(stored(rotate(k, spec.kv_heads, spec, positions)));
+  const std::size_t v_in = program_->input(stored(mx::reshape(v, {step_->size(), spec.kv_heads, spec.head_dim})));
+  program_->add([k_in, v_in, view = kv](PhaseContext& c) { scatter(c, view, c.inputs[k_in], c.inputs[v_in]); });
+
+  struct Span {
+    int first, count;
+    std::size_t k, v;
+  };
+  std::vector<Span> rows;
+  for (int t = 0; t < step_->size();) {
+    int end = t;
+    while (end < step_->size() && step_->rows[static_cast<std::size_t>(end)] == step_->rows[static_cast<std::size_t>(t)]) {
+      ++end;
+    }
+    const int length = step_->positions[static_cast<std::size_t>(end) - 1] + 1;
+    const mx::Shape shape{1, spec.kv_heads, length, spec.head_dim};
+    const Span row{t, end - t, program_->output(shape, type), program_->output(shape, type)};
+    program_->add([row, length, view = kv](PhaseContext& c) {
+      gather(c, view, row.first, length, c.outputs[row.k], c.outputs[row.v]);
+    });
+    rows.push_back(row);
+    t = end;
+  }
+  const mx::array rotated = rotate(q, spec.heads, spec, positions);  // [T, heads, D]
+  flush();
+  std::vector<mx::array> mixed;
+  for (const Span& row : rows) {
+    const mx::array queries = mx::expand_dims(
+        mx::transpose(mx::slice(rotated, {row.first, 0, 0}, {row.first + row.count, spec.heads, spec.head_dim}),
+                      {1, 0, 2}),
+        0);
+    const mx::array out = mx::fast::scaled_dot_product_attention(
+        queries, mx::astype(outputs_[row.k], mx::float32), mx::astype(outputs_[row.v], mx::float32), spec.scale,
+        row.count > 1 ? "causal" : "");
+    mixed.push_back(mx::reshape(mx::transpose(mx::squeeze(out, 0), {1, 0, 2}), {row.count, spec.heads * spec.head_dim}));
+  }
+  return mixed.size() == 1 ? mixed.front() : mx::concatenate(mixed, 0);
+}
+
+}  // namespace galley::ops

@@ -1,0 +1,126 @@
+// The fused backend: composite ops recorded as phases of CPU kernels and run by one MLX primitive a step.
+//
+// Hidden states are ragged, [T, D] in fp32: decode rows and pieces of several prompts side by side. Every result is
+// invariant in who shares the step (see ops/kernels/kernels.h). Single ops can be switched off; they then run as their
+// stock expansion on MLX arrays between two programs, and invariance is lost.
+#pragma once
+#include <mlx/mlx.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ops/fused/program.h"
+#include "ops/fused/ragged_step.h"
+#include "ops/ops.h"
+#include "ops/stock/stock_ops.h"
+
+namespace galley::ops {
+
+/// Which composite ops run fused.
+struct FusedSwitches {
+  bool embed = true;
+  bool norm_linear = true;
+  bool attend = true;
+  bool linear_residual = true;
+  bool gated_mlp = true;
+  bool logits = true;
+
+  [[nodiscard]] bool all() const {
+    return embed && norm_linear && attend && linear_residual && gated_mlp && logits;
+  }
+};
+
+class FusedOps final : public Ops {
+ public:
+  FusedOps(kernels::Isa isa, int threads, FusedSwitches switches = {});
+  ~FusedOps() override;
+
+  [[nodiscard]] bool invariant() const { return switches_.all(); }
+  [[nodiscard]] const kernels::Isa& isa() const { return machine_->context.isa(); }
+  [[nodiscard]] int threads() const { return machine_->context.threads(); }
+  /// Bytes of all packed weights so far.
+  [[nodiscard]] std::size_t weight_bytes() const { return weight_bytes_; }
+
+  std::vector<LinearPtr> load_linears(const std::vector<const MatrixSource*>& group,
+                                      const std::vector<const VectorSource*>& biases) override;
+  GatedMlp load_mlp(const MatrixSource& gate, const MatrixSource& up, const MatrixSource& down,
+                    Activation activation) override;
+  LinearPtr load_embedding(const MatrixSource& table) override;
+  NormPtr load_norm(const VectorSource& weight, float eps) override;
+
+  /// Starts recording a step.
+  void begin(std::shared_ptr<const RaggedStep> step);
+
+  Value embed(const LinearPtr& table) override;
+  std::vector<Value> norm_linear(const Value& x, const NormPtr& norm, const std::vector<LinearPtr>& group) override;
+  /// `kv` must be a PagedLayerKv.
+  Value attend(const Value& q, const Value& k, const Value& v, const AttentionSpec& spec, LayerKv& kv) override;
+  Value linear_residual(const Value& x, const LinearPtr& linear, const Value& residual) override;
+  Value gated_mlp(const Value& x, const NormPtr& norm, const GatedMlp& mlp) override;
+  Value logits(const Value& x, const NormPtr& norm, const LinearPtr& head) override;
+
+  /// What a step yields, row by row for RaggedStep::emit.
+  class Result {
+   public:
+    /// Blocks until the step has run; rethrows what went wrong in it.
+    void wait();
+    [[nodiscard]] std::span<const std::int32_t> tokens() const;  ///< [emit] arg-max; -1: nothing finite. !want_logits
+    [[nodiscard]] std::span<const float> logits() const;         ///< [emit * vocab]; want_logits
+   private:
+    friend class FusedOps;
+    std::vector<mlx::core::array> outputs_;
+    std::optional<std::size_t> tokens_, logits_;
+  };
+  /// Ends the recording and starts the step (MLX's async_eval).
+  Result finish(const Value& logits);
+
+  /// Calls f(i) for i in [0, n) on the kernels' threads; between steps only.
+  void parallel(int n, const std::function<void(int)>& f);
+
+ private:
+  struct Next;
+  struct Hidden;
+  struct Projection;
+  struct PackedLinear;
+  struct PackedNorm;
+  struct PackedMlp;
+
+  [[nodiscard]] bool needs_stock() const { return !switches_.all(); }
+  const Hidden& hidden(const Value& value) const;
+  Value from_array(mlx::core::array a);
+  mlx::core::array to_array(const Value& value);
+  std::vector<mlx::core::array> to_arrays(std::span<const Value> values);
+  std::shared_ptr<ActivationsHandle> consume(const Value& value, const PackedNorm* norm,
+                                             const kernels::PackedMatrix& consumer);
+  Value add_residual(const std::shared_ptr<ActivationsHandle>& input, const kernels::PackedMatrix& matrix,
+                     const Value& residual);
+  void write_from_arrays(const std::vector<mlx::core::array>& qkv, const kernels::QkvOutput& to,
+                         const AttentionSpec& spec, int q_id);
+  std::shared_ptr<const Hidden> in_floats(const Value& value);
+  void flush();
+  std::shared_ptr<const std::vector<float>> rope_table(const Rope& rope, int positions);
+  mlx::core::array stock_attend(const mlx::core::array& q, const mlx::core::array& k, const mlx::core::array& v,
+                                const AttentionSpec& spec, const kernels::PagedKv& kv);
+
+  std::shared_ptr<Machine> machine_;
+  FusedSwitches switches_;
+  std::unique_ptr<StockOps> stock_;  ///< present when a switch is off
+  std::size_t weight_bytes_ = 0;
+  struct RopeEntry {
+    Rope rope;
+    std::shared_ptr<const std::vector<float>> table;
+  };
+  std::vector<RopeEntry> ropes_;
+
+  std::shared_ptr<const RaggedStep> step_;
+  std::shared_ptr<Program> program_;
+  mlx::core::array order_;
+  std::vector<mlx::core::array> outputs_;  ///< of the program last flushed
+};
+
+}  // namespace galley::ops
