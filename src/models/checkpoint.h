@@ -1,5 +1,6 @@
 // A model on disk: one GGUF file, or an MLX / Hugging Face folder. Both are mapped, bounds-checked, and shown under the
-// same canonical tensor names (Hugging Face's: "model.layers.0.self_attn.q_proj.weight"), with q and k rows un-permuted.
+// same canonical tensor names (Hugging Face's: "model.layers.0.self_attn.q_proj.weight"), with q and k rows
+// un-permuted.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -30,7 +31,8 @@ class Checkpoint {
 
   [[nodiscard]] virtual bool has(const std::string& tensor) const = 0;
   /// Throws ModelError naming file, tensor, expected and found shape when absent or of another shape.
-  [[nodiscard]] virtual std::unique_ptr<ops::MatrixSource> matrix(const std::string& tensor, int rows, int cols) const = 0;
+  [[nodiscard]] virtual std::unique_ptr<ops::MatrixSource> matrix(const std::string& tensor, int rows,
+                                                                  int cols) const = 0;
   [[nodiscard]] virtual ops::VectorSource vector(const std::string& tensor, int size) const = 0;
   /// Tells the system that the mapped pages are no longer needed in memory (after packing).
   virtual void release_pages() const = 0;
