@@ -17,7 +17,7 @@ struct Params {
   int top_k = 0;                      ///< 0: off.
   float top_p = 1.0F;                 ///< 1: off. Keeps the smallest set whose mass reaches top_p.
   float min_p = 0.0F;                 ///< 0: off. Relative to the most likely token.
-  std::optional<std::uint64_t> seed;  ///< absent: a fresh one is drawn from the system when the row is made.
+  std::optional<std::uint64_t> seed = std::nullopt;  ///< absent: a fresh one is drawn from the system.
   bool logprobs = false;              ///< report the chosen token's log-probability
   int top_logprobs = 0;               ///< and this many alternatives, most likely first
 

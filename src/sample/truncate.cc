@@ -1,8 +1,11 @@
 #include "sample/truncate.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <utility>
 
 namespace galley::sample {
 namespace {
@@ -35,49 +38,78 @@ float floor_for(const Maxima& maxima, std::size_t count) {
   return *nth;
 }
 
-double mass_of(const Candidate& candidate, float max) {
-  return static_cast<double>(exp_nonpositive(candidate.logit - max));
-}
-
-/// The least likely candidate's logit that top_p keeps: the smallest v whose more likely candidates weigh less than
-/// `target`. A selection by weight, expected linear: halves are dropped by their mass. `pool` is reordered.
-float nucleus_floor(std::vector<Candidate>& pool, float max, double target) {
-  auto begin = pool.begin();
-  auto end = pool.end();
-  double above = 0.0;  // mass of everything more likely than [begin, end)
+/// The least likely logit that top_p keeps: the smallest v whose more likely tokens weigh less than `target`, where
+/// `above` is the weight of everything more likely than the pool. Sorts the pool.
+float nucleus_floor(std::vector<Candidate>& pool, float max, double above, double target) {
+  std::sort(pool.begin(), pool.end(), more_likely);
   float kept = max;
-  while (begin != end) {
-    const auto middle = begin + (end - begin) / 2;
-    std::nth_element(begin, middle, end, more_likely);
-    double upper = 0.0;
-    for (auto it = begin; it != middle; ++it) upper += mass_of(*it, max);
-    if (above + upper < target) {  // the middle one is kept: go on below it
-      kept = middle->logit;
-      above += upper + mass_of(*middle, max);
-      begin = middle + 1;
-    } else {
-      end = middle;
-    }
+  for (const Candidate& candidate : pool) {
+    if (above >= target) break;
+    kept = candidate.logit;
+    above += static_cast<double>(exp_nonpositive(candidate.logit - max));
   }
   return kept;
 }
+
+/// Masses of slices of equal width below the maximum, so that only one slice has to be sorted.
+class Slices {
+ public:
+  /// Tokens further than `reach` below `max` are left out.
+  Slices(float max, float reach) : max_(max), scale_(static_cast<float>(kSlices) / reach) {}
+
+  void add(std::span<const float> logits, std::span<const float> weight) {
+    for (std::size_t i = 0; i < logits.size(); ++i) mass_[of(logits[i])] += static_cast<double>(weight[i]);
+  }
+  /// 0 at the maximum; kSlices: out of reach. Monotone in the logit, so slices are ordered by likelihood.
+  [[nodiscard]] std::size_t of(float logit) const {
+    const float slice = (max_ - logit) * scale_;
+    return slice < static_cast<float>(kSlices) ? static_cast<std::size_t>(slice) : kSlices;
+  }
+  /// The slice in which the running mass reaches `target`, and the mass above it.
+  [[nodiscard]] std::pair<std::size_t, double> border(double target) const {
+    double above = 0.0;
+    std::size_t slice = 0;
+    while (slice + 1 < kSlices && above + mass_[slice] < target) above += mass_[slice++];
+    return {slice, above};
+  }
+
+ private:
+  static constexpr std::size_t kSlices = 2048;
+  float max_;
+  float scale_;
+  std::vector<double> mass_ = std::vector<double>(kSlices + 1, 0.0);
+};
 
 float top_p_floor(std::span<const float> logits, const Maxima& maxima, float top_p) {
   std::vector<double> sums(maxima.blocks.size());
   const double total = block_weights(logits, maxima.value, 1.0F, sums);
   const double target = static_cast<double>(top_p) * total;
-  // Mostly a few tokens hold the mass; only when they don't, take all that can matter: the tokens further than `reach`
-  // below the maximum weigh less than (1 - top_p) * total together.
+  // Mostly a few tokens hold the mass.
   constexpr std::size_t kFirstTry = 64;
   std::vector<Candidate> pool = gather(logits, maxima, floor_for(maxima, kFirstTry));
-  double mass = 0.0;
-  for (const Candidate& candidate : pool) mass += mass_of(candidate, maxima.value);
-  if (mass < target) {
-    const double outside = (total - target) / static_cast<double>(logits.size());
-    const double reach = -std::log(std::max(outside, 1e-30)) + 1e-3;
-    pool = gather(logits, maxima, static_cast<float>(static_cast<double>(maxima.value) - reach));
+  if (pool.size() <= 16 * kFirstTry) {
+    double mass = 0.0;
+    for (const Candidate& candidate : pool) mass += static_cast<double>(exp_nonpositive(candidate.logit - maxima.value));
+    if (mass >= target) return nucleus_floor(pool, maxima.value, 0.0, target);
   }
-  return nucleus_floor(pool, maxima.value, target);
+  // Tokens further than `reach` below the maximum weigh less than (1 - top_p) * total together, so the border is above.
+  const double outside = (total - target) / static_cast<double>(logits.size());
+  const auto reach = static_cast<float>(-std::log(std::max(outside, 1e-30)) + 1e-3);
+  Slices slices(maxima.value, reach);
+  std::array<float, kLogitsBlock> weight{};
+  for (std::size_t b = 0; b < maxima.blocks.size(); ++b) {
+    if (maxima.blocks[b] < maxima.value - reach) continue;
+    const std::size_t begin = b * kLogitsBlock;
+    const auto block = logits.subspan(begin, std::min(kLogitsBlock, logits.size() - begin));
+    weights(block, maxima.value, 1.0F, std::span(weight).first(block.size()));
+    slices.add(block, weight);
+  }
+  const auto [slice, above] = slices.border(target);
+  pool.clear();
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    if (slices.of(logits[i]) == slice) pool.push_back({static_cast<std::int32_t>(i), logits[i]});
+  }
+  return nucleus_floor(pool, maxima.value, above, target);
 }
 
 }  // namespace

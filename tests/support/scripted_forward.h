@@ -68,9 +68,9 @@ struct ScriptedOptions {
   int max_prompt_tokens = 0;    ///< most prompt tokens a launch (ragged) or a part (split); 0: any
   std::chrono::microseconds step_time{0};
   /// A message when the row with this history (prompt included) fails in this step.
-  std::function<std::optional<std::string>(std::span<const std::int32_t> history, int prompt_tokens)> fault;
+  std::function<std::optional<std::string>(std::span<const std::int32_t> history, int prompt_tokens)> fault = {};
   /// Called at every launch, before it does anything; may wait (StepGate) or throw (engine death).
-  std::function<void(const models::StepPlan& plan, int launch)> on_launch;
+  std::function<void(const models::StepPlan& plan, int launch)> on_launch = {};
 };
 
 /// Deterministic: a row's tokens depend on its own history, sampler and script alone. Checks the contract of
