@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""How far do fast kernels move the model's distribution? `make quality` prints, on a fixed text,
+
+  - galley's fused kernels against its stock rung in fp32, on the same file,
+  - llama.cpp on that file against llama.cpp on the file converted to F32 (llama-perplexity's own figures),
+
+as the mean KL divergence a token, the share of positions with the same most likely token, and the perplexities.
+Both see the same tokens in the same windows: each of CONTEXT tokens, scored on its second half, as llama-perplexity
+does. The tokens come from llama.cpp's file of base logits, so that no tokenizer can make a difference.
+
+    bench/quality.py [--check] [--json]       --check: exit 1 unless galley is no worse than llama.cpp
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TEXT = ROOT / "bench" / "quality_text.txt"
+CONTEXT = 512
+
+
+def run(command: list[object]) -> str:
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=3600, check=False)
+    if result.returncode != 0:
+        sys.exit(f"error: {' '.join(map(str, command))} failed:\n{(result.stdout + result.stderr)[-2000:]}")
+    return result.stdout + result.stderr
+
+
+# llama.cpp ---------------------------------------------------------------------------------------------------------
+
+
+def llama_base(peer: pathlib.Path, model: pathlib.Path, cache: pathlib.Path, threads: int) -> pathlib.Path:
+    """Logits of the same file converted to F32, made once."""
+    cache.mkdir(parents=True, exist_ok=True)
+    wide, base = cache / f"{model.stem}.F32.gguf", cache / f"{model.stem}.base"
+    inputs = max(TEXT.stat().st_mtime, model.stat().st_mtime)
+    if not wide.exists():
+        run([peer / "llama-quantize", "--allow-requantize", model, wide, "F32", threads])
+    if not base.exists() or base.stat().st_mtime < inputs:
+        run([peer / "llama-perplexity", "-m", wide, "-f", TEXT, "-c", CONTEXT, "-b", CONTEXT, "-t", threads,
+             "--kl-divergence-base", base])
+    return base
+
+
+def base_windows(base: pathlib.Path) -> np.ndarray:
+    """The token windows [windows, CONTEXT] in a file of base logits."""
+    with open(base, "rb") as file:
+        magic, context, _vocabulary, windows = struct.unpack("<8sIii", file.read(20))
+        if magic != b"_logits_" or context != CONTEXT:
+            sys.exit(f"error: {base} is no file of base logits for windows of {CONTEXT} tokens; remove it")
+        return np.frombuffer(file.read(4 * windows * context), dtype="<i4").reshape(windows, context)
+
+
+def llama_figures(peer: pathlib.Path, model: pathlib.Path, base: pathlib.Path, threads: int) -> dict[str, float]:
+    output = run([peer / "llama-perplexity", "-m", model, "-c", CONTEXT, "-b", CONTEXT, "-t", threads,
+                  "--kl-divergence-base", base, "--kl-divergence"])
+    patterns = {"kl": r"Mean\s+KLD:\s*(-?[\d.]+)", "top1": r"Same top p:\s*([\d.]+)",
+                "perplexity": r"Mean PPL\(Q\)\s*:\s*([\d.]+)", "base_perplexity": r"Mean PPL\(base\)\s*:\s*([\d.]+)"}
+    found = {name: re.search(pattern, output) for name, pattern in patterns.items()}
+    if missing := [name for name, match in found.items() if match is None]:
+        sys.exit(f"error: no {missing} in llama-perplexity's output:\n{output[-2000:]}")
+    return {name: float(match[1]) / (100 if name == "top1" else 1) for name, match in found.items() if match}
+
+
+# galley ------------------------------------------------------------------------------------------------------------
+
+
+def galley_logits(binary: pathlib.Path, model: pathlib.Path, window: np.ndarray, kernels: str) -> np.ndarray:
+    """Logits [CONTEXT, vocabulary] of one window, float32."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokens, out = pathlib.Path(folder, "tokens.txt"), pathlib.Path(folder, "logits.f32")
+        tokens.write_text(" ".join(map(str, window)) + "\n")
+        run([binary, "logits", "--model", model, "--tokens", tokens, "--out", out, "--kernels", kernels])
+        return np.fromfile(out, dtype="<f4").reshape(len(window), -1)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def galley_figures(binary: pathlib.Path, model: pathlib.Path, windows: np.ndarray) -> dict[str, float]:
+    divergence, same, loss, base_loss = [], [], [], []
+    for window in windows:
+        scored = slice(CONTEXT // 2, CONTEXT - 1)
+        following = window[CONTEXT // 2 + 1:]
+        base, fused = (log_softmax(galley_logits(binary, model, window, kernels)[scored])
+                       for kernels in ("stock", "fused"))
+        divergence += list((np.exp(base) * (base - fused)).sum(axis=-1))
+        same += list(base.argmax(axis=-1) == fused.argmax(axis=-1))
+        rows = np.arange(len(following))
+        loss += list(-fused[rows, following])
+        base_loss += list(-base[rows, following])
+    return {"kl": float(np.mean(divergence)), "top1": float(np.mean(same)),
+            "perplexity": float(np.exp(np.mean(loss))), "base_perplexity": float(np.exp(np.mean(base_loss))),
+            "positions": len(loss)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="KL divergence, top-1 agreement and perplexity of fast kernels.")
+    parser.add_argument("--model", type=pathlib.Path, default=ROOT / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf")
+    parser.add_argument("--galley", type=pathlib.Path, default=ROOT / "build" / "galley")
+    parser.add_argument("--peer", type=pathlib.Path, default=ROOT / ".cache" / "peer" / "llama" / "bin")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--check", action="store_true", help="exit 1 unless galley is no worse than llama.cpp")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    arguments = parser.parse_args()
+
+    base = llama_base(arguments.peer, arguments.model, ROOT / ".cache" / "quality", arguments.threads)
+    figures = {"galley": galley_figures(arguments.galley, arguments.model, base_windows(base)),
+               "llama.cpp": llama_figures(arguments.peer, arguments.model, base, arguments.threads)}
+
+    print(f"{'':12}{'KL a token':>12}{'same top-1':>12}{'perplexity':>12}{'its fp32':>10}")
+    for name, row in figures.items():
+        print(f"{name:12}{row['kl']:12.5f}{row['top1']:11.1%} {row['perplexity']:12.2f}{row['base_perplexity']:10.2f}")
+    print(f"{arguments.model.name}, {figures['galley']['positions']} positions")
+    if arguments.json:
+        print(json.dumps(figures))
+    # A tenth of room: the two references round differently in their last digits.
+    if arguments.check and figures["galley"]["kl"] > 1.1 * figures["llama.cpp"]["kl"]:
+        sys.exit("error: galley's fused kernels diverge more than llama.cpp's")
+
+
+if __name__ == "__main__":
+    main()
