@@ -1,0 +1,71 @@
+// Internal: the affine products of one target in both dot-product flavours. Included once per target by simd_dot4.cc
+// and simd_dot8.cc, which set GALLEY_BITS. No include guard on purpose.
+#if GALLEY_SIMD_TARGET
+HWY_BEFORE_NAMESPACE();
+namespace galley::kernels {
+namespace HWY_NAMESPACE {
+namespace {
+constexpr int kBits = GALLEY_BITS;
+
+HWY_INLINE VI8 Broadcast4(const std::int8_t* p) {
+  std::int32_t t;
+  std::memcpy(&t, p, 4);
+  return hn::BitCast(hn::ScalableTag<std::int8_t>(), hn::Set(DI(), t));
+}
+
+// vpmaddubsw + vpmaddwd. Highway 1.0.3 has no byte form; its ReorderWidenMulAccumulate (i16) leaves the lane order
+// open.
+namespace plain {
+#if HWY_TARGET == HWY_AVX2
+HWY_INLINE VI16 Pairs(VU8 w, VI8 x) { return VI16{_mm256_maddubs_epi16(w.raw, x.raw)}; }
+HWY_INLINE VI Widen(VI16 a, VI16 b) { return VI{_mm256_madd_epi16(a.raw, b.raw)}; }
+#else
+HWY_INLINE VI16 Pairs(VU8 w, VI8 x) { return VI16{_mm512_maddubs_epi16(w.raw, x.raw)}; }
+HWY_INLINE VI Widen(VI16 a, VI16 b) { return VI{_mm512_madd_epi16(a.raw, b.raw)}; }
+#endif
+#define GALLEY_DOT 0
+#include "ops/kernels/block-inl.h"
+#undef GALLEY_DOT
+}  // namespace plain
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace galley::kernels
+HWY_AFTER_NAMESPACE();
+
+// vpdpbusd: part of AVX3_DL; below it a flavour with one more attribute, chosen by cpuid (AVX2 + AVX-VNNI: Alder Lake,
+// Sierra Forest; AVX3 + avx512vnni: Cascade Lake, Cooper Lake). Attributes change at file scope, hence the namespaces.
+#undef GALLEY_VNNI_STR
+#if HWY_TARGET == HWY_AVX2
+#define GALLEY_VNNI_STR HWY_TARGET_STR ",avxvnni"
+#elif HWY_TARGET == HWY_AVX3
+#define GALLEY_VNNI_STR HWY_TARGET_STR ",avx512vnni"
+#else
+#define GALLEY_VNNI_STR HWY_TARGET_STR
+#endif
+HWY_PUSH_ATTRIBUTES(GALLEY_VNNI_STR)
+namespace galley::kernels {
+namespace HWY_NAMESPACE {
+namespace {
+namespace vnni {
+#if HWY_TARGET == HWY_AVX2
+HWY_INLINE VI Dot4(VI acc, VU8 w, VI8 x) { return VI{_mm256_dpbusd_avx_epi32(acc.raw, w.raw, x.raw)}; }
+#else
+HWY_INLINE VI Dot4(VI acc, VU8 w, VI8 x) { return VI{_mm512_dpbusd_epi32(acc.raw, w.raw, x.raw)}; }
+#endif
+#define GALLEY_DOT 1
+#include "ops/kernels/block-inl.h"
+#undef GALLEY_DOT
+}  // namespace vnni
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace galley::kernels
+HWY_POP_ATTRIBUTES
+
+HWY_BEFORE_NAMESPACE();
+namespace galley::kernels {
+namespace HWY_NAMESPACE {
+ProductFunction PickProduct(bool vnni) { return vnni ? vnni::Product : plain::Product; }
+}  // namespace HWY_NAMESPACE
+}  // namespace galley::kernels
+HWY_AFTER_NAMESPACE();
+#endif  // GALLEY_SIMD_TARGET

@@ -1,0 +1,104 @@
+// Internal: what one instruction set must provide. The drivers (products.cc, attend.cc, rows.cc) are plain C++ and call
+// through this table; simd_*.cc fill it for each Highway target, scalar.cc for any CPU.
+//
+// A "tile buffer" is float [rows][ld] on the caller's stack, 64-byte aligned, ld a multiple of 16.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "ops/kernels/activations.h"
+#include "ops/kernels/kernels.h"
+#include "ops/kernels/pack.h"
+#include "ops/kernels/paged_kv.h"
+
+namespace galley::kernels {
+
+constexpr int kMaxTile = 12;   ///< of any target
+constexpr int kMaxUnit = 256;  ///< widest unit: a head, or two interleaved groups of 128
+constexpr int kMaxHeadDim = 256;
+constexpr int kMaxVectors = 6;  ///< query vectors scored together, of any target
+
+/// blocks [first, first + count) of the matrix times tile `tile` of x into out[r * ld + column]. `prefetch`: start of
+/// the bytes to fetch meanwhile, as long as the blocks themselves, or null.
+using ProductFunction = void (*)(const PackedMatrix& w, const Activations& x, std::size_t first, int count, int tile,
+                                 float* out, std::size_t ld, const char* prefetch);
+
+struct Best {
+  float value;
+  std::int32_t index;
+};
+
+/// One head of one row after the product.
+struct HeadTask {
+  int dim = 0;
+  const float* norm = nullptr;  // [dim] or null
+  float eps = 0;
+  const float* rope = nullptr;  // the position's cosines and sines, or null
+  int rope_dims = 0;
+  bool traditional = false;
+  float scale = 1;
+  KvElement element = KvElement::f16;
+  float* q = nullptr;     // exactly one of these is set: a query head [dim] f32,
+  void* key = nullptr;    // element 0 of the key in its transposed group, stride kKeyGroup,
+  void* value = nullptr;  // or a value [dim]
+};
+
+/// Query vectors of one KV head against the keys [begin, end) of one segment.
+struct SegmentTask {
+  const PagedKv* kv = nullptr;
+  int kv_head = 0;
+  const std::int32_t* table = nullptr;
+  int vectors = 0;
+  const float* const* q = nullptr;  // [vectors] -> [head_dim]
+  const int* first = nullptr;       // [vectors] visible keys, clipped to the segment; first >= last: none
+  const int* last = nullptr;
+  float softcap = 0;        // already times log2(e); 0: none
+  bool prefetch = false;    // the keys come from memory
+  float* scores = nullptr;  // scratch, kMaxVectors * (kAttentionSegment + kKeyGroup)
+  float* out = nullptr;     // [vectors][head_dim], sum of weights * values
+  float* max = nullptr;     // [vectors]; kNothing when none is visible
+  float* sum = nullptr;     // [vectors] sum of weights 2^(score - max)
+};
+constexpr float kNothing = -1e30F;
+
+struct KernelTable {
+  ProductFunction affine4 = nullptr, affine8 = nullptr, plain = nullptr;
+
+  /// In place: buf[r][c] = buf[r][c] * factor[r] + bias[c]; either may be null.
+  void (*scale_bias)(float* buf, std::size_t ld, int rows, int width, const float* factor, const float* bias) = nullptr;
+  /// buf = residual + scale * buf, stored to y as well. residual and y point at [rows][ldy] of the unit's columns.
+  void (*add_residual)(float* buf, std::size_t ld, int rows, int width, const float* residual, float* y,
+                       std::size_t ldy, float scale) = nullptr;
+  /// Sums of squares per 32 columns to ssq[(c/32) * ssq_stride + r], then buf *= norm[c]. width a multiple of 32.
+  void (*norm)(float* buf, std::size_t ld, int rows, int width, const float* norm, float* ssq,
+               std::size_t ssq_stride) = nullptr;
+  /// In place, `pairs` times: 32 columns of gate and 32 of up become 32 columns.
+  void (*gate)(float* buf, std::size_t ld, int rows, int pairs, Gate kind) = nullptr;
+  /// Group g of `rows` rows from `row` on (all within one tile) in int8 form.
+  void (*quantize)(const float* buf, std::size_t ld, int rows, const Activations& out, int row, int g) = nullptr;
+  /// Keeps the first of the largest of buf[r][0, width) in best[r]; `index` is column 0's.
+  void (*argmax)(const float* buf, std::size_t ld, int rows, int width, std::int32_t index, Best* best) = nullptr;
+  void (*head)(const HeadTask& task, const float* values) = nullptr;
+
+  void (*segment)(const SegmentTask& task) = nullptr;
+  /// Merges a later part into (out, max, sum): both are rescaled to the larger maximum.
+  void (*merge)(int dim, float* out, float* max, float* sum, const float* part, float part_max,
+                float part_sum) = nullptr;
+
+  float (*row_max)(const float* x, std::size_t n) = nullptr;
+  std::int32_t (*row_argmax)(const float* x, std::size_t n) = nullptr;
+  double (*row_exp)(const float* x, std::size_t n, float max, float scale, float* out) = nullptr;  // out may be null
+};
+
+/// Instruction sets with compiled bodies, best last. VNNI flavours share a level.
+enum class Level { scalar, avx2, avx3, avx3dl };
+
+void fill_scalar(KernelTable& table);
+void fill_dot4(Level level, bool vnni, KernelTable& table);
+void fill_dot8(Level level, bool vnni, KernelTable& table);
+void fill_plain(Level level, KernelTable& table);
+void fill_epilogue(Level level, KernelTable& table);
+void fill_attention(Level level, KernelTable& table);
+void fill_rows(Level level, KernelTable& table);
+
+}  // namespace galley::kernels
