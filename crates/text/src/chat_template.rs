@@ -9,10 +9,9 @@ use crate::json::{dumps, Style};
 use crate::neutralize::Neutralizer;
 
 const NAME: &str = "chat_template";
-/// Instructions a render may take; the largest real templates need a few hundred a message.
-const FUEL: u64 = 50_000_000;
-/// Nested calls a render may make; other threads' stacks are small on some systems.
-const RECURSION: usize = 128;
+/// Work a render may do: an instruction or 64 bytes cost about one. Real templates need a few hundred a message; the
+/// limit stops an endless one within a second.
+const FUEL: u64 = 10_000_000;
 
 pub struct ChatTemplate {
     environment: Environment<'static>,
@@ -44,7 +43,6 @@ impl ChatTemplate {
             .map_err(|error| error.to_string())?;
         environment.set_syntax(syntax);
         environment.set_fuel(Some(FUEL));
-        environment.set_recursion_limit(RECURSION);
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", tojson);
