@@ -11,6 +11,7 @@ from statistics import median
 BATCHES = (1, 2, 4, 8, 16, 32)
 PROMPT = 128
 GENERATE = 64
+REPEAT = 3  # runs within one process, of which the median counts
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Galley:
 
     def __init__(self, binary: pathlib.Path, model: pathlib.Path, threads: int) -> None:
         self._command = [str(binary), "bench", "--model", str(model), "--prompt", str(PROMPT), "--generate",
-                         str(GENERATE), "--threads", str(threads), "--json"]
+                         str(GENERATE), "--threads", str(threads), "--repeat", str(REPEAT), "--json"]
         self.about: dict = {}
 
     def run(self, samples: Samples, batches: tuple[int, ...] = BATCHES) -> None:
@@ -71,8 +72,9 @@ class LlamaCpp:
     def _measure(self, batch: int, settings: str) -> tuple[float, float]:
         """Prefill and decode speed. Each batch size gets a context of just its size."""
         context = batch * 256  # multiple of 256, which llama.cpp pads to
-        report = _json_lines([*self._command, "-npl", str(batch), "-c", str(context), *self.SETTINGS[settings]])[-1]
-        return report["speed_pp"], report["speed_tg"]
+        reports = _json_lines([*self._command, "-npl", ",".join([str(batch)] * REPEAT), "-c", str(context),
+                               *self.SETTINGS[settings]])
+        return median(r["speed_pp"] for r in reports), median(r["speed_tg"] for r in reports)
 
     def tune(self, batches: tuple[int, ...] = BATCHES) -> dict:
         """Picks the settings for each batch size; returns what was measured."""
