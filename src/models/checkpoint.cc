@@ -9,6 +9,7 @@
 
 #include "models/checkpoint_shapes.h"
 #include "models/checkpoint_text.h"
+#include "models/folder_checkpoint.h"
 #include "models/gguf_checkpoint.h"
 #include "ops/error.h"
 
@@ -97,9 +98,7 @@ std::unique_ptr<Checkpoint> open_checkpoint(const std::filesystem::path& path) {
   if (!std::filesystem::exists(status)) {
     throw ModelError(path.string() + ": no such model; expected a .gguf file or a folder with config.json");
   }
-  if (std::filesystem::is_directory(status)) {
-    throw ModelError(path.string() + ": folders are not supported yet; expected a .gguf file");
-  }
+  if (std::filesystem::is_directory(status)) return open_folder_checkpoint(path);
   if (path.extension() == ".safetensors") {
     throw ModelError(path.string() + ": name the folder that holds it and config.json, not the file itself");
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <string_view>
 
 #include "models/checkpoint_numbers.h"
@@ -35,19 +36,20 @@ struct Q8_0 {
 template <typename Block>
 void nibble_codes(const std::byte* row, std::size_t blocks, std::uint8_t* out) {
   for (std::size_t b = 0; b < blocks; ++b, row += Block::bytes, out += group) {
-    const std::byte* const packed = row + Block::codes_at;
-    for (std::size_t i = 0; i < half_group; ++i) {
-      out[i] = std::to_integer<std::uint8_t>(packed[i]) & 0x0FU;
-      out[i + half_group] = static_cast<std::uint8_t>(std::to_integer<unsigned>(packed[i]) >> 4);
-    }
+    // A copy that nothing can alias, so that the loop vectorizes.
+    std::array<std::uint8_t, half_group> packed;
+    std::memcpy(packed.data(), row + Block::codes_at, half_group);
+    for (std::size_t i = 0; i < half_group; ++i) out[i] = packed[i] & 0x0FU;
+    for (std::size_t i = 0; i < half_group; ++i) out[i + half_group] = static_cast<std::uint8_t>(packed[i] >> 4);
   }
 }
 
 void byte_codes(const std::byte* row, std::size_t blocks, std::uint8_t* out) {
   for (std::size_t b = 0; b < blocks; ++b, row += Q8_0::bytes, out += group) {
-    const std::byte* const signed_bytes = row + Q8_0::codes_at;
+    std::array<std::uint8_t, group> signed_bytes;
+    std::memcpy(signed_bytes.data(), row + Q8_0::codes_at, group);
     // Adding 128 to a two's complement byte flips its top bit.
-    for (std::size_t i = 0; i < group; ++i) out[i] = std::to_integer<std::uint8_t>(signed_bytes[i]) ^ 0x80U;
+    for (std::size_t i = 0; i < group; ++i) out[i] = signed_bytes[i] ^ 0x80U;
   }
 }
 
