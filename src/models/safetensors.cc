@@ -47,7 +47,8 @@ class HeaderReader {
     }
     data_ = bytes_.subspan(8 + static_cast<std::size_t>(length));
     std::map<std::string, SafeTensor> tensors;
-    for (const auto& [name, entry] : parse(bytes_.subspan(8, static_cast<std::size_t>(length))).items()) {
+    const json header = parse(bytes_.subspan(8, static_cast<std::size_t>(length)));
+    for (const auto& [name, entry] : header.items()) {
       if (name != "__metadata__") tensors.emplace(name, tensor(name, entry));
     }
     return tensors;
