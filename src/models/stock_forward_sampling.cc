@@ -90,7 +90,6 @@ RowOutcome outcome_of(const SampledRows& sampled, std::size_t index) {
   }
   sample::RowSampler& sampler = *sampled.samplers[index];
   if (sampler.argmax_only()) sampler.note_argmax();
-  if (!outcome.fault && !outcome.choice.finite) outcome.fault = "the model's output for this row is not finite";
   return outcome;
 }
 

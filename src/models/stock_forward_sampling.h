@@ -34,7 +34,8 @@ struct SampledRows {
 /// A sampler that throws faults its own row alone.
 SampledRows sample_rows(std::vector<RowId> rows, std::vector<sample::RowSampler*> samplers, mlx::core::array logprobs);
 
-/// The outcome of row `index`, after evaluation. Counts the draw of an arg-max row.
+/// The outcome of row `index`, after evaluation. Counts the draw of an arg-max row. Logits without a finite maximum
+/// show in Choice::finite.
 RowOutcome outcome_of(const SampledRows& sampled, std::size_t index);
 
 }  // namespace galley::models

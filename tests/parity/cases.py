@@ -18,9 +18,9 @@ def serial(name, requests, prefill_step=2048):
     return dict(name=name, mode="serial", prefill_step=prefill_step, requests=requests)
 
 
-def batch(name, requests, prefill_step=2048, prefill_batch=8, completion_batch=32):
+def batch(name, requests, prefill_step=2048, prefill_batch=8, completion_batch=32, end_ids=()):
     return dict(name=name, mode="batch", prefill_step=prefill_step, prefill_batch=prefill_batch,
-                completion_batch=completion_batch, requests=requests)
+                completion_batch=completion_batch, end_ids=list(end_ids), requests=requests)
 
 
 CASES = [
@@ -55,6 +55,10 @@ CASES = [
     batch("queue longer than the batch", [
         request(n, 60 + i, max_tokens=40 + i % 3) for i, n in enumerate((3, 14, 9, 1, 22, 6, 17, 5))
     ], prefill_step=8, prefill_batch=2, completion_batch=3),
+    # Which of these tokens a random model says, and when, is its own affair; whoever says one leaves.
+    batch("ends of generation", [
+        request(5 + 2 * i, 80 + i, max_tokens=60, arrive=3 * i) for i in range(6)
+    ], end_ids=range(0, VOCAB, 16)),
     batch("empty, then again", [
         request(5, 70, max_tokens=5), request(3, 71, max_tokens=7),
         request(9, 72, max_tokens=40, arrive=30), request(2, 73, max_tokens=40, arrive=31),

@@ -29,7 +29,8 @@ def run_serial(model, case):
 
 def run_batch(model, case):
     generator = BatchGenerator(model, completion_batch_size=case["completion_batch"],
-                               prefill_batch_size=case["prefill_batch"], prefill_step_size=case["prefill_step"])
+                               prefill_batch_size=case["prefill_batch"], prefill_step_size=case["prefill_step"],
+                               stop_tokens=[[token] for token in case["end_ids"]])
     requests = case["requests"]
     emissions, uids, live = [], {}, set()
     waiting = set(range(len(requests)))
