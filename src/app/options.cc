@@ -1,0 +1,73 @@
+#include "app/options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "ops/error.h"
+
+namespace galley::app {
+
+namespace {
+
+const auto kOnOff = [] { return CLI::IsMember({"on", "off"}); };
+
+}  // namespace
+
+void add_model_options(CLI::App& command, ModelOptions& options, bool with_batch) {
+  options.fused_switch.assign(models::kFusedOpNames.size(), "on");
+  command.add_option("MODEL,--model", options.model, "a .gguf file, or a folder with config.json")->required();
+  if (with_batch) {
+    command
+        .add_option("--batch,--slots,--decode-concurrency", options.runtime.batch,
+                    "rows that share a forward pass; 1: one request after another on the serial lane")
+        ->check(CLI::Range(1, 1024))
+        ->capture_default_str();
+  }
+  command.add_option("--context", options.runtime.context, "tokens a row may hold; default: what the model was made for")
+      ->check(CLI::Range(1, 1 << 30));
+  command.add_option("--kernels", options.kernels, "fused: our own kernels; stock: MLX's, bit-equal with mlx-lm")
+      ->check(CLI::IsMember({"fused", "stock"}))
+      ->capture_default_str();
+  command.add_option("--perf-kernel", options.perf_kernel, "on: --kernels fused, off: --kernels stock")->check(kOnOff());
+  for (std::size_t i = 0; i < models::kFusedOpNames.size(); ++i) {
+    command
+        .add_option("--fused-" + models::kFusedOpNames[i], options.fused_switch[i],
+                    "off: run this op as its stock expansion (slow; seeded requests then use the serial lane)")
+        ->check(kOnOff())
+        ->group("Fused ops");
+  }
+  command.add_option("--kv-budget", options.kv_budget_gb,
+                     "GB (10^9 bytes) for KV; default: what --batch full contexts need, at most a quarter of free memory")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--kv-dtype", options.runtime.kv_dtype, "type of KV elements (fused)")
+      ->check(CLI::IsMember({"f16", "bf16", "f32"}))
+      ->capture_default_str();
+  command.add_option("--threads", options.runtime.threads, "threads of the kernels; default: all processors")
+      ->check(CLI::Range(1, 1024));
+  command.add_option("--isa", options.runtime.isa, "instruction set of the kernels: best, avx3dl, avx3, avx2, scalar …")
+      ->capture_default_str();
+}
+
+void add_sampling_options(CLI::App& command, SamplingOptions& options) {
+  command.add_option("--temperature,--temp", options.temperature, "0: greedy")->check(CLI::Range(0.0, 100.0));
+  command.add_option("--top-p", options.top_p, "1: off")->check(CLI::Range(0.0, 1.0));
+  command.add_option("--top-k", options.top_k, "0: off")->check(CLI::Range(0, 1 << 30));
+  command.add_option("--min-p", options.min_p, "0: off")->check(CLI::Range(0.0, 1.0));
+}
+
+void ModelOptions::resolve() {
+  if (!perf_kernel.empty()) kernels = perf_kernel == "on" ? "fused" : "stock";
+  runtime.fused = kernels == "fused";
+  runtime.switched_off.clear();
+  for (std::size_t i = 0; i < fused_switch.size(); ++i) {
+    if (fused_switch[i] == "off") runtime.switched_off.push_back(models::kFusedOpNames[i]);
+  }
+  runtime.kv_budget_bytes = static_cast<std::size_t>(kv_budget_gb * 1e9);
+}
+
+int prefill_step_of(const ModelOptions& model, int asked) {
+  if (asked > 0) return asked;
+  return model.runtime.fused ? 256 : 2048;
+}
+
+}  // namespace galley::app

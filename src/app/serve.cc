@@ -1,0 +1,129 @@
+#include <fmt/format.h>
+#include <mlx/memory.h>
+#include <pthread.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <memory>
+
+#include "api/router.h"
+#include "api/service.h"
+#include "app/model_files.h"
+#include "app/options.h"
+#include "app/ready_card.h"
+#include "app/version.h"
+#include "http/server.h"
+#include "ops/error.h"
+
+namespace galley::app {
+
+namespace {
+
+/// SIGINT and SIGTERM, blocked in every thread and waited for in one.
+class Signals {
+ public:
+  /// To be made before any other thread.
+  Signals() {
+    sigemptyset(&set_);
+    sigaddset(&set_, SIGINT);
+    sigaddset(&set_, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
+    std::signal(SIGPIPE, SIG_IGN);
+  }
+  /// Waits up to `timeout`; 0 when none came.
+  int wait(std::chrono::milliseconds timeout) const {
+    const timespec t{timeout.count() / 1000, timeout.count() % 1000 * 1'000'000};
+    const int signal = sigtimedwait(&set_, nullptr, &t);
+    return signal > 0 ? signal : 0;
+  }
+
+ private:
+  sigset_t set_{};
+};
+
+}  // namespace
+
+int serve(ServeOptions options) {
+  options.model.resolve();
+  spdlog::set_default_logger(std::make_shared<spdlog::logger>("galley", std::make_shared<spdlog::sinks::stderr_sink_mt>()));
+  spdlog::set_level(spdlog::level::from_str(options.log_level));
+  const Signals signals;
+  http::raise_open_file_limit();
+
+  api::ServiceOptions service_options;
+  service_options.version = kVersion;
+  service_options.strict_model = options.strict_model;
+  service_options.default_max_tokens = options.max_tokens;
+  service_options.sampling = {options.sampling.temperature, options.sampling.top_k, options.sampling.top_p,
+                              options.sampling.min_p};
+  const auto service = std::make_shared<api::Service>(service_options);
+  api::Router router(service);
+  http::ServerOptions http_options;
+  http_options.host = options.host;
+  http_options.port = static_cast<std::uint16_t>(options.port);
+  http_options.allowed_origins = options.allowed_origins;
+  http::Server server(http_options, router);  // a taken port is told before a model is loaded
+  server.start();
+
+  const auto started = std::chrono::steady_clock::now();
+  const ModelFiles files = open_model(options.model.model);
+  serve::EngineOptions engine_options;
+  engine_options.batch = options.model.runtime.batch;
+  engine_options.prompt_concurrency = options.prompt_concurrency;
+  engine_options.prefill_step = prefill_step_of(options.model, options.prefill_step);
+  engine_options.max_queue = options.max_queue;
+  engine_options.context = options.model.runtime.context > 0 ? options.model.runtime.context : files.checkpoint->config().context;
+  models::Runtime card;
+  std::shared_ptr<serve::Engine> engine =
+      serve::start_engine(engine_options, files.tokenizer, files.checkpoint->assets().end_ids, [&] {
+        models::Runtime runtime = models::make_runtime(*files.checkpoint, options.model.runtime);
+        serve::Lanes lanes{runtime.serial, runtime.batched};
+        runtime.serial.reset();
+        runtime.batched.reset();
+        card = std::move(runtime);
+        return lanes;
+      });
+  auto model = std::make_shared<api::ServedModel>();
+  model->id = files.id;
+  model->tokenizer = files.tokenizer;
+  model->chat_template = files.chat_template;
+  model->bos_id = files.checkpoint->assets().bos_id;
+  model->add_bos = files.checkpoint->assets().add_bos;
+  model->context = engine_options.context;
+  model->engine = engine;
+  service->set_model(model);
+  fmt::print("{}", ready_card(options, files, card, server.port()));
+  std::fflush(stdout);
+  spdlog::info("ready in {:.2f} s", std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count());
+
+  int exit_code = 0;
+  for (;;) {
+    const int signal = signals.wait(std::chrono::milliseconds(200));
+    if (signal != 0) {
+      spdlog::info("{}: no new work, finishing what runs (up to {} s)", signal == SIGINT ? "SIGINT" : "SIGTERM",
+                   options.drain_timeout_s);
+      break;
+    }
+    if (!engine->healthy()) {
+      spdlog::error("the engine died; see the message above");
+      exit_code = 1;
+      break;
+    }
+  }
+  service->set_draining();
+  const auto deadline = std::chrono::steady_clock::now() +
+                        std::chrono::milliseconds(static_cast<long>(options.drain_timeout_s * 1000));
+  const auto left = [&] {
+    return std::max(std::chrono::milliseconds(0),
+                    std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()));
+  };
+  const bool all_done = engine->drain(left());
+  if (!all_done) spdlog::warn("the drain timeout passed; requests still running are cut off");
+  server.stop(left());
+  return exit_code;
+}
+
+}  // namespace galley::app

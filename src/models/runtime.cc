@@ -1,0 +1,155 @@
+#include "models/runtime.h"
+
+#include <fmt/format.h>
+#include <mlx/mlx.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <thread>
+#include <utility>
+
+#include "kv/contiguous.h"
+#include "models/fused_forward.h"
+#include "models/stock_forward.h"
+#include "ops/error.h"
+#include "ops/fused/fused_ops.h"
+
+namespace galley::models {
+
+const std::vector<std::string> kFusedOpNames = {"embed",           "norm-linear", "attend",
+                                                "linear-residual", "gated-mlp",   "logits"};
+
+int usable_processors() {
+#ifdef __linux__
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+#endif
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+std::size_t available_memory() {
+  std::ifstream file("/proc/meminfo");
+  std::string key;
+  std::size_t kilobytes = 0;
+  std::string unit;
+  while (file >> key >> kilobytes >> unit) {
+    if (key == "MemAvailable:") return kilobytes * 1024;
+  }
+  const long pages = sysconf(_SC_PHYS_PAGES);
+  const long size = sysconf(_SC_PAGE_SIZE);
+  return pages > 0 && size > 0 ? static_cast<std::size_t>(pages) * static_cast<std::size_t>(size) / 2 : 1U << 30U;
+}
+
+namespace {
+
+ops::FusedSwitches switches_of(const std::vector<std::string>& off) {
+  ops::FusedSwitches s;
+  bool* const flags[] = {&s.embed, &s.norm_linear, &s.attend, &s.linear_residual, &s.gated_mlp, &s.logits};
+  for (const std::string& name : off) {
+    const auto at = std::ranges::find(kFusedOpNames, name);
+    if (at == kFusedOpNames.end()) throw Error(400, "no fused op is called " + name);
+    *flags[at - kFusedOpNames.begin()] = false;
+  }
+  return s;
+}
+
+kernels::KvElement kv_element_of(const std::string& name) {
+  if (name == "f16") return kernels::KvElement::f16;
+  if (name == "bf16") return kernels::KvElement::bf16;
+  if (name == "f32") return kernels::KvElement::f32;
+  throw Error(400, "--kv-dtype " + name + " is not known; choose f16, bf16 or f32", "", "kv-dtype");
+}
+
+std::size_t budget_of(const RuntimeOptions& options, std::size_t full_rows_bytes) {
+  if (options.kv_budget_bytes > 0) return options.kv_budget_bytes;
+  return std::min(full_rows_bytes, available_memory() / 4);
+}
+
+int context_of(const Checkpoint& checkpoint, const RuntimeOptions& options) {
+  const int most = checkpoint.config().context;
+  if (options.context > most) {
+    throw Error(400, fmt::format("--context {} is more than the model's {} tokens", options.context, most), "", "context");
+  }
+  return options.context > 0 ? options.context : most;
+}
+
+struct Fused {
+  std::shared_ptr<ops::FusedOps> ops;
+  std::shared_ptr<FusedForward> forward;
+  std::size_t budget = 0;
+};
+
+Fused make_fused(const Checkpoint& checkpoint, const RuntimeOptions& options, int context) {
+  const int threads = options.threads > 0 ? options.threads : usable_processors();
+  auto ops = std::make_shared<ops::FusedOps>(kernels::select_isa(options.isa), threads, switches_of(options.switched_off));
+  std::shared_ptr<const Model> model = load_model(checkpoint, *ops);
+  checkpoint.release_pages();
+  const kernels::KvElement element = kv_element_of(options.kv_dtype);
+  const std::size_t block = kv::PagedKv::block_bytes(model->attention_layers(), element);
+  const auto blocks_a_row = static_cast<std::size_t>((context + kv::PagedKv::kBlockTokens - 1) / kv::PagedKv::kBlockTokens);
+  const std::size_t budget = budget_of(options, block * blocks_a_row * static_cast<std::size_t>(options.batch));
+  if (budget < block) {
+    throw Error(400, fmt::format("--kv-budget: {} bytes don't hold one KV block of {} bytes", budget, block), "", "kv-budget");
+  }
+  auto forward = std::make_shared<FusedForward>(ops, std::move(model), FusedForwardOptions{budget, element});
+  return {std::move(ops), std::move(forward), budget};
+}
+
+}  // namespace
+
+Runtime make_runtime(const Checkpoint& checkpoint, const RuntimeOptions& options) {
+  Runtime runtime;
+  runtime.context = context_of(checkpoint, options);
+  if (options.fused) {
+    const Fused fused = make_fused(checkpoint, options, runtime.context);
+    runtime.serial = fused.forward;
+    if (options.batch > 1) runtime.batched = fused.forward;
+    runtime.kernels = "fused";
+    for (const std::string& name : options.switched_off) runtime.kernels += " without " + name;
+    runtime.isa = fused.ops->isa().name;
+    runtime.threads = fused.ops->threads();
+    runtime.weight_bytes = fused.ops->weight_bytes();
+    const KvUsage usage = fused.forward->kv();
+    runtime.kv_plan = fmt::format("paged {}, {} blocks of {} tokens, {:.2f} GB budget", options.kv_dtype,
+                                  usage.blocks_total, usage.block_tokens, static_cast<double>(usage.budget_bytes) / 1e9);
+    return runtime;
+  }
+  if (!options.switched_off.empty()) throw Error(400, "--fused-OP switches need --kernels fused");
+  const auto model = load_stock_model(checkpoint, options.dense);
+  const std::size_t row = model->kv_bytes_per_token * (static_cast<std::size_t>(runtime.context) + kv::growth_tokens);
+  const std::size_t budget = budget_of(options, row * static_cast<std::size_t>(options.batch));
+  runtime.serial = make_serial_stock_forward(model, {budget, 1});
+  if (options.batch > 1) runtime.batched = make_batched_stock_forward(model, {budget, options.batch});
+  runtime.kernels = "stock";
+  runtime.isa = "mlx";
+  runtime.threads = usable_processors();
+  runtime.kv_plan = fmt::format("contiguous, {:.2f} GB budget", static_cast<double>(budget) / 1e9);
+  return runtime;
+}
+
+std::vector<float> prompt_logits(const Checkpoint& checkpoint, const RuntimeOptions& options,
+                                 const std::vector<std::int32_t>& tokens) {
+  const int context = std::max(context_of(checkpoint, options), static_cast<int>(tokens.size()));
+  if (options.fused) return make_fused(checkpoint, options, context + 1).forward->prompt_logits(tokens);
+
+  namespace mx = mlx::core;
+  constexpr std::size_t kChunk = 64;
+  const auto stock = load_stock_model(checkpoint, options.dense);
+  std::vector<kv::KvCache> caches(stock->model->attention_layers().size());
+  std::vector<ops::LayerKv*> layers;
+  for (kv::KvCache& cache : caches) layers.push_back(&cache);
+  std::vector<float> all;
+  for (std::size_t at = 0; at < tokens.size(); at += kChunk) {
+    const auto n = std::min(kChunk, tokens.size() - at);
+    stock->ops->begin(mx::array(tokens.begin() + static_cast<std::ptrdiff_t>(at), mx::Shape{1, static_cast<int>(n)}, mx::int32));
+    mx::array logits = ops::StockOps::array_of(stock->model->forward(*stock->ops, layers));
+    logits = mx::contiguous(mx::astype(logits, mx::float32));
+    logits.eval();
+    all.insert(all.end(), logits.data<float>(), logits.data<float>() + logits.size());
+  }
+  return all;
+}
+
+}  // namespace galley::models

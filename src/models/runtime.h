@@ -1,0 +1,52 @@
+// From a checkpoint and the user's choices to forwards that are ready to run.
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "models/checkpoint.h"
+#include "models/forward.h"
+
+namespace galley::models {
+
+/// The composite ops that can be switched off one by one, by their command-line names.
+extern const std::vector<std::string> kFusedOpNames;
+
+struct RuntimeOptions {
+  bool fused = true;                           ///< false: stock
+  std::vector<std::string> switched_off;       ///< names out of kFusedOpNames; fused only
+  std::string isa = "best";                    ///< fused only
+  int threads = 0;                             ///< 0: every processor this process may use
+  int batch = 1;                               ///< rows of the batched lane; 1: serial lane only
+  int context = 0;                             ///< tokens a row may hold; 0: what the model was made for
+  std::size_t kv_budget_bytes = 0;             ///< 0: what `batch` full contexts need, at most a quarter of free memory
+  std::string kv_dtype = "f16";                ///< fused: f16, bf16, f32. Stock keeps KV in the model's own type.
+  bool dense = false;                          ///< stock: expand quantized matrices at load (faster, more memory)
+};
+
+/// Forwards over one set of weights, and what the ready card says of them. Made and used on one thread.
+struct Runtime {
+  std::shared_ptr<Forward> serial;
+  std::shared_ptr<Forward> batched;  ///< null when options.batch == 1
+  std::string kernels;               ///< "fused" or "stock"
+  std::string isa;                   ///< fused: instruction set; stock: "mlx"
+  int threads = 1;
+  int context = 0;
+  std::string kv_plan;               ///< for people: "paged, 32-token blocks of f16 …"
+  std::size_t weight_bytes = 0;      ///< packed weights (fused)
+};
+
+/// Loads on the calling thread, which must be the one that uses the forwards. Throws ModelError, Error.
+Runtime make_runtime(const Checkpoint& checkpoint, const RuntimeOptions& options);
+
+/// Logits [n, vocab] of every position of `tokens`, for measuring quality.
+std::vector<float> prompt_logits(const Checkpoint& checkpoint, const RuntimeOptions& options,
+                                 const std::vector<std::int32_t>& tokens);
+
+/// Processors this process may run on.
+int usable_processors();
+/// Bytes of memory that can be had without swapping.
+std::size_t available_memory();
+
+}  // namespace galley::models
