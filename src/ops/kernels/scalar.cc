@@ -162,7 +162,8 @@ void argmax(const float* buf, std::size_t ld, int rows, int width, std::int32_t 
   for (int r = 0; r < rows; ++r) {
     for (int c = 0; c < width; ++c) {
       const float v = buf[r * ld + c];
-      if (v > best[r].value || (best[r].index < 0 && v == best[r].value)) best[r] = {v, index + c};
+      Best& b = best[r];  // of equals the lower index wins: units may come in any order
+      if (v > b.value || (v == b.value && (b.index < 0 || index + c < b.index))) b = {v, index + c};
     }
   }
 }

@@ -6,6 +6,7 @@
 #include <hwy/highway.h>
 
 #include <cmath>
+#include <limits>
 
 #include "ops/kernels/kernel_table.h"
 #include "ops/kernels/simd-inl.h"
@@ -200,22 +201,22 @@ void Quantize(const float* buf, std::size_t ld, int rows, const Activations& out
   }
 }
 
+// A thread may meet units in any order (it steals), so of equals the lower index wins, not the earlier visit.
 void ArgMax(const float* HWY_RESTRICT buf, std::size_t ld, int rows, int width, std::int32_t index, Best* best) {
   const DF df;
   for (int r = 0; r < rows; r++) {
     const float* v = buf + r * ld;
-    float top = best[r].value;
-    if (width == 32 && best[r].index >= 0) {  // most units hold nothing larger: one comparison
-      VF m = hn::Set(df, top);
+    Best b = best[r];
+    if (width == 32 && b.index >= 0) {  // most units hold nothing larger: one comparison
+      VF m = hn::Set(df, -std::numeric_limits<float>::infinity());
       for (int j = 0; j < kPerUnit; j++) m = hn::Max(hn::Load(df, v + j * kLanes), m);  // a NaN loses
-      if (!(MaxLane(m) > top)) continue;
+      const float top = MaxLane(m);
+      if (!(top > b.value || (top == b.value && index < b.index))) continue;
     }
     for (int c = 0; c < width; c++) {
-      if (v[c] > top || (best[r].index < 0 && v[c] == top)) {
-        top = v[c];
-        best[r] = {top, index + c};
-      }
+      if (v[c] > b.value || (v[c] == b.value && (b.index < 0 || index + c < b.index))) b = {v[c], index + c};
     }
+    best[r] = b;
   }
 }
 
