@@ -72,6 +72,7 @@ class ThreadedEngine final : public Engine {
       }
       inbox_.push_back({std::move(request), std::move(sink), ticket});
       ++accepted_;
+      busy_ = true;
       tally_.live.fetch_add(1, std::memory_order_acq_rel);
     }
     wake_.notify_all();
@@ -98,7 +99,7 @@ class ThreadedEngine final : public Engine {
   bool drain(std::chrono::milliseconds timeout) override {
     std::unique_lock lock(mutex_);
     draining_ = true;
-    return quiet_.wait_for(lock, timeout, [this] { return tally_.live.load(std::memory_order_acquire) == 0; });
+    return quiet_.wait_for(lock, timeout, [this] { return !busy_; });
   }
 
  private:
@@ -189,6 +190,7 @@ class ThreadedEngine final : public Engine {
     const std::lock_guard lock(mutex_);
     limits_.forward.reset();
     gateway.reset();
+    busy_ = false;
     quiet_.notify_all();
   }
 
@@ -207,7 +209,8 @@ class ThreadedEngine final : public Engine {
     gateway.step();
     const std::lock_guard lock(mutex_);
     publish(gateway, begin);
-    if (tally_.live.load(std::memory_order_acquire) == 0) quiet_.notify_all();
+    busy_ = !gateway.idle() || !inbox_.empty();
+    if (!busy_) quiet_.notify_all();
     return true;
   }
 
@@ -287,6 +290,7 @@ class ThreadedEngine final : public Engine {
   Stats snapshot_;
   ThroughputWindow window_;
   std::uint64_t accepted_ = 0, refused_ = 0;
+  bool busy_ = false;  ///< a request is queued, running, or has not yet given back its memory
   bool stopping_ = false, draining_ = false, dead_ = false;
 
   std::thread thread_;

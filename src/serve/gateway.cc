@@ -44,7 +44,7 @@ void Gateway::step() {
     serial_->step();
   } else if (scheduler_ && !scheduler_->idle()) {
     scheduler_->tick();
-    peak_rows_ = std::max(peak_rows_, scheduler_->active());
+    peak_rows_ = std::max(peak_rows_, scheduler_->peak());
   }
 }
 

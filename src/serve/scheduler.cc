@@ -66,6 +66,7 @@ void Scheduler::admit(int limit) {
     queue_.pop_front();
     ++admitted_;
     batch_.join(std::move(row));
+    peak_ = std::max(peak_, batch_.rows());
   }
 }
 

@@ -44,6 +44,8 @@ class Scheduler {
   [[nodiscard]] int pending() const { return static_cast<int>(queue_.size()); }
   [[nodiscard]] int prefilling() const { return batch_.prefilling(); }
   [[nodiscard]] int active() const { return batch_.rows(); }
+  /// Most rows that were active at a time.
+  [[nodiscard]] int peak() const { return peak_; }
   /// Nothing queued, nothing running, nothing in flight.
   [[nodiscard]] bool idle() const { return queue_.empty() && batch_.rows() == 0 && forward_->in_flight() == 0; }
   /// Rows that have been admitted so far.
@@ -63,6 +65,7 @@ class Scheduler {
   std::deque<std::unique_ptr<Row>> queue_;  ///< by arrival
   Batch batch_;
   std::uint64_t admitted_ = 0;
+  int peak_ = 0;
 };
 
 }  // namespace galley::serve
