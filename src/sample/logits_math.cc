@@ -108,6 +108,15 @@ void weights(std::span<const float> logits, float max, float scale, std::span<fl
   for (std::size_t i = 0; i < logits.size(); ++i) out[i] = exp_poly((logits[i] - max) * scale);
 }
 
+void slice_indices(std::span<const float> logits, float max, float scale, std::int32_t limit,
+                   std::span<std::int32_t> out) {
+  const auto most = static_cast<float>(limit);
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    const float slice = (max - logits[i]) * scale;
+    out[i] = static_cast<std::int32_t>(slice < most ? slice : most);
+  }
+}
+
 float exp_nonpositive(float x) { return exp_poly(x); }
 
 }  // namespace galley::sample

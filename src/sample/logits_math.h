@@ -30,8 +30,13 @@ struct Maxima {
 /// `sums` has block_count(logits.size()) entries. Returns the total.
 double block_weights(std::span<const float> logits, float max, float scale, std::span<double> sums);
 
-/// exp((x - max) * scale) of single entries (as block_weights takes it): `out` has the size of `logits`.
+/// exp((x - max) * scale) of single entries (as block_weights takes it): `out` has the size of `logits` and may be the
+/// same.
 void weights(std::span<const float> logits, float max, float scale, std::span<float> out);
+
+/// How far below the maximum each entry lies, in slices: min((max - x) * scale, limit), rounded down. Monotone in x.
+void slice_indices(std::span<const float> logits, float max, float scale, std::int32_t limit,
+                   std::span<std::int32_t> out);
 
 /// e^x for x <= 0, two ulp; 0 below -87.
 [[nodiscard]] float exp_nonpositive(float x);

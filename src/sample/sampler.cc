@@ -54,11 +54,10 @@ std::int32_t draw_from_all(std::span<const float> logits, const Maxima& maxima, 
 
 std::int32_t draw_from_some(std::span<const Candidate> candidates, float max, float scale, double u) {
   std::vector<float> weight(candidates.size());
+  for (std::size_t i = 0; i < candidates.size(); ++i) weight[i] = candidates[i].logit;
+  weights(weight, max, scale, weight);
   double total = 0.0;
-  for (std::size_t i = 0; i < candidates.size(); ++i) {
-    weight[i] = exp_nonpositive((candidates[i].logit - max) * scale);
-    total += static_cast<double>(weight[i]);
-  }
+  for (const float w : weight) total += static_cast<double>(w);
   return candidates[pick(weight, u * total)].token;
 }
 

@@ -13,13 +13,13 @@ namespace galley::sample {
 
 /// What a request asks for. The neutral values leave the distribution as it is.
 struct Params {
-  float temperature = 0.0F;           ///< 0: greedy (arg-max, first of equals).
-  int top_k = 0;                      ///< 0: off.
-  float top_p = 1.0F;                 ///< 1: off. Keeps the smallest set whose mass reaches top_p.
-  float min_p = 0.0F;                 ///< 0: off. Relative to the most likely token.
+  float temperature = 0.0F;                          ///< 0: greedy (arg-max, first of equals).
+  int top_k = 0;                                     ///< 0: off.
+  float top_p = 1.0F;                                ///< 1: off. Keeps the smallest set whose mass reaches top_p.
+  float min_p = 0.0F;                                ///< 0: off. Relative to the most likely token.
   std::optional<std::uint64_t> seed = std::nullopt;  ///< absent: a fresh one is drawn from the system.
-  bool logprobs = false;              ///< report the chosen token's log-probability
-  int top_logprobs = 0;               ///< and this many alternatives, most likely first
+  bool logprobs = false;                             ///< report the chosen token's log-probability
+  int top_logprobs = 0;                              ///< and this many alternatives, most likely first
 
   [[nodiscard]] bool greedy() const { return temperature <= 0.0F || top_k == 1; }
 };
@@ -32,9 +32,9 @@ struct TokenLogprob {
 /// One draw. Log-probabilities are those of the model's distribution (before temperature and truncation).
 struct Choice {
   std::int32_t token = 0;
-  float logprob = 0.0F;            ///< set when Params::logprobs
-  std::vector<TokenLogprob> top;   ///< Params::top_logprobs entries, descending; ties by token id
-  bool finite = true;              ///< false: the logits held no finite maximum; the row is faulty
+  float logprob = 0.0F;           ///< set when Params::logprobs
+  std::vector<TokenLogprob> top;  ///< Params::top_logprobs entries, descending; ties by token id
+  bool finite = true;             ///< false: the logits held no finite maximum; the row is faulty
 };
 
 class RowSampler {

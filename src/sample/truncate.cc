@@ -16,15 +16,31 @@ bool uses_top_k(const Params& params, std::size_t vocab) {
   return params.top_k > 0 && static_cast<std::size_t>(params.top_k) < vocab;
 }
 
+/// Appends the tokens of block `b` for which `wanted(index in block)` holds. Without branches: which tokens those are
+/// is unpredictable.
+template <typename Wanted>
+void append_block(std::vector<Candidate>& found, std::span<const float> block, std::size_t b, Wanted wanted) {
+  std::array<Candidate, kLogitsBlock + 1> taken;
+  std::size_t n = 0;
+  for (std::size_t i = 0; i < block.size(); ++i) {
+    taken[n] = {static_cast<std::int32_t>(b * kLogitsBlock + i), block[i]};
+    n += wanted(i) ? 1 : 0;
+  }
+  found.insert(found.end(), taken.begin(), taken.begin() + static_cast<std::ptrdiff_t>(n));
+}
+
+std::span<const float> block_of(std::span<const float> logits, std::size_t b) {
+  const std::size_t begin = b * kLogitsBlock;
+  return logits.subspan(begin, std::min(kLogitsBlock, logits.size() - begin));
+}
+
 /// Every token with a logit of at least `floor`, by ascending id; blocks whose maximum is lower are skipped.
 std::vector<Candidate> gather(std::span<const float> logits, const Maxima& maxima, float floor) {
   std::vector<Candidate> found;
   for (std::size_t b = 0; b < maxima.blocks.size(); ++b) {
     if (maxima.blocks[b] < floor) continue;
-    const std::size_t end = std::min((b + 1) * kLogitsBlock, logits.size());
-    for (std::size_t i = b * kLogitsBlock; i < end; ++i) {
-      if (logits[i] >= floor) found.push_back({static_cast<std::int32_t>(i), logits[i]});
-    }
+    const auto block = block_of(logits, b);
+    append_block(found, block, b, [&](std::size_t i) { return block[i] >= floor; });
   }
   return found;
 }
@@ -51,63 +67,54 @@ float nucleus_floor(std::vector<Candidate>& pool, float max, double above, doubl
   return kept;
 }
 
-/// Masses of slices of equal width below the maximum, so that only one slice has to be sorted.
-class Slices {
- public:
-  /// Tokens further than `reach` below `max` are left out.
-  Slices(float max, float reach) : max_(max), scale_(static_cast<float>(kSlices) / reach) {}
-
-  void add(std::span<const float> logits, std::span<const float> weight) {
-    for (std::size_t i = 0; i < logits.size(); ++i) mass_[of(logits[i])] += static_cast<double>(weight[i]);
-  }
-  /// 0 at the maximum; kSlices: out of reach. Monotone in the logit, so slices are ordered by likelihood.
-  [[nodiscard]] std::size_t of(float logit) const {
-    const float slice = (max_ - logit) * scale_;
-    return slice < static_cast<float>(kSlices) ? static_cast<std::size_t>(slice) : kSlices;
-  }
-  /// The slice in which the running mass reaches `target`, and the mass above it.
-  [[nodiscard]] std::pair<std::size_t, double> border(double target) const {
-    double above = 0.0;
-    std::size_t slice = 0;
-    while (slice + 1 < kSlices && above + mass_[slice] < target) above += mass_[slice++];
-    return {slice, above};
-  }
-
- private:
-  static constexpr std::size_t kSlices = 2048;
-  float max_;
-  float scale_;
-  std::vector<double> mass_ = std::vector<double>(kSlices + 1, 0.0);
-};
-
-float top_p_floor(std::span<const float> logits, const Maxima& maxima, float top_p) {
+/// `at_most`: when not zero, only that many of the most likely tokens matter to the caller.
+float top_p_floor(std::span<const float> logits, const Maxima& maxima, float top_p, std::size_t at_most) {
   std::vector<double> sums(maxima.blocks.size());
   const double total = block_weights(logits, maxima.value, 1.0F, sums);
   const double target = static_cast<double>(top_p) * total;
+  if (at_most > 0) {
+    std::vector<Candidate> pool = most_likely(logits, maxima, at_most);
+    return nucleus_floor(pool, maxima.value, 0.0, target);
+  }
   // Mostly a few tokens hold the mass.
   constexpr std::size_t kFirstTry = 64;
   std::vector<Candidate> pool = gather(logits, maxima, floor_for(maxima, kFirstTry));
   if (pool.size() <= 16 * kFirstTry) {
     double mass = 0.0;
-    for (const Candidate& candidate : pool) mass += static_cast<double>(exp_nonpositive(candidate.logit - maxima.value));
+    for (const Candidate& candidate : pool)
+      mass += static_cast<double>(exp_nonpositive(candidate.logit - maxima.value));
     if (mass >= target) return nucleus_floor(pool, maxima.value, 0.0, target);
   }
   // Tokens further than `reach` below the maximum weigh less than (1 - top_p) * total together, so the border is above.
   const double outside = (total - target) / static_cast<double>(logits.size());
   const auto reach = static_cast<float>(-std::log(std::max(outside, 1e-30)) + 1e-3);
-  Slices slices(maxima.value, reach);
+  // Mass by slices of equal width below the maximum, so that only the slice of the border has to be sorted.
+  constexpr std::int32_t kSlices = 2048;
+  const float scale = static_cast<float>(kSlices) / reach;
+  std::vector<double> mass(kSlices + 1, 0.0);  // the last one: out of reach
   std::array<float, kLogitsBlock> weight{};
+  std::array<std::int32_t, kLogitsBlock> slice{};
   for (std::size_t b = 0; b < maxima.blocks.size(); ++b) {
     if (maxima.blocks[b] < maxima.value - reach) continue;
-    const std::size_t begin = b * kLogitsBlock;
-    const auto block = logits.subspan(begin, std::min(kLogitsBlock, logits.size() - begin));
+    const auto block = block_of(logits, b);
     weights(block, maxima.value, 1.0F, std::span(weight).first(block.size()));
-    slices.add(block, weight);
+    slice_indices(block, maxima.value, scale, kSlices, std::span(slice).first(block.size()));
+    for (std::size_t i = 0; i < block.size(); ++i) {
+      mass[static_cast<std::size_t>(slice[i])] += static_cast<double>(weight[i]);
+    }
   }
-  const auto [slice, above] = slices.border(target);
+  double above = 0.0;
+  std::int32_t border = 0;
+  while (border + 1 < kSlices && above + mass[static_cast<std::size_t>(border)] < target) {
+    above += mass[static_cast<std::size_t>(border++)];
+  }
   pool.clear();
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    if (slices.of(logits[i]) == slice) pool.push_back({static_cast<std::int32_t>(i), logits[i]});
+  const float lowest = maxima.value - static_cast<float>(border + 2) / scale;  // below the border, rounding included
+  for (std::size_t b = 0; b < maxima.blocks.size(); ++b) {
+    if (maxima.blocks[b] < lowest) continue;
+    const auto block = block_of(logits, b);
+    slice_indices(block, maxima.value, scale, kSlices, std::span(slice).first(block.size()));
+    append_block(pool, block, b, [&](std::size_t i) { return slice[i] == border; });
   }
   return nucleus_floor(pool, maxima.value, above, target);
 }
@@ -131,10 +138,10 @@ std::vector<Candidate> most_likely(std::span<const float> logits, const Maxima& 
 
 std::vector<Candidate> truncate(std::span<const float> logits, const Maxima& maxima, const Params& params) {
   float floor = -std::numeric_limits<float>::infinity();
-  if (uses_top_p(params)) floor = top_p_floor(logits, maxima, params.top_p);
   if (uses_min_p(params)) floor = std::max(floor, maxima.value + std::log(std::min(params.min_p, 1.0F)));
   const bool top_k = uses_top_k(params, logits.size());
   const auto k = static_cast<std::size_t>(std::max(params.top_k, 0));
+  if (uses_top_p(params)) floor = std::max(floor, top_p_floor(logits, maxima, params.top_p, top_k ? k : 0));
   if (top_k) floor = std::max(floor, floor_for(maxima, k));  // still leaves all of the top k
   std::vector<Candidate> kept = gather(logits, maxima, floor);
   if (top_k && kept.size() > k) {

@@ -53,8 +53,8 @@ class ThreadedEngine final : public Engine {
   void start(Loader loader) {
     std::promise<void> loaded;
     std::future<void> ready = loaded.get_future();
-    thread_ = std::thread(
-        [this, load = std::move(loader), promise = std::move(loaded)]() mutable { run(load, promise); });
+    thread_ =
+        std::thread([this, load = std::move(loader), promise = std::move(loaded)]() mutable { run(load, promise); });
     ready.get();
   }
 
@@ -149,9 +149,9 @@ class ThreadedEngine final : public Engine {
     // Counted from all live requests and not from the queue's length, so that a burst isn't refused while slots are
     // free only because the engine hasn't looked yet.
     if (tally_.live.load(std::memory_order_acquire) >= options_.batch + options_.max_queue) {
-      throw Error(429,
-                  "the queue is full (" + std::to_string(options_.max_queue) + " requests are waiting); try again later",
-                  "queue_full");
+      throw Error(
+          429, "the queue is full (" + std::to_string(options_.max_queue) + " requests are waiting); try again later",
+          "queue_full");
     }
   }
 
@@ -281,8 +281,8 @@ class ThreadedEngine final : public Engine {
   const std::shared_ptr<const text::Tokenizer> tokenizer_;
   const std::vector<std::int32_t> end_ids_;
   RowContext context_;
-  Tally tally_;     ///< engine thread; `live` any thread
-  Limits limits_;   ///< written while loading, then read only
+  Tally tally_;    ///< engine thread; `live` any thread
+  Limits limits_;  ///< written while loading, then read only
 
   mutable std::mutex mutex_;  ///< guards what follows
   std::condition_variable wake_, quiet_;

@@ -75,9 +75,7 @@ void Gateway::route() {
 
 bool Gateway::idle() const { return queue_.empty() && !serial_->busy() && (!scheduler_ || scheduler_->idle()); }
 
-int Gateway::pending() const {
-  return static_cast<int>(queue_.size()) + (scheduler_ ? scheduler_->pending() : 0);
-}
+int Gateway::pending() const { return static_cast<int>(queue_.size()) + (scheduler_ ? scheduler_->pending() : 0); }
 
 void Gateway::report(Stats& stats) const {
   stats.batch.configured = options_.batch;

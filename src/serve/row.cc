@@ -129,7 +129,7 @@ void Row::fail(Error error) {
   end(std::move(event), &Tally::failed);
 }
 
-void Row::end(TokenEvent event, std::uint64_t Tally::* counter) {
+void Row::end(TokenEvent event, std::uint64_t Tally::*counter) {
   if (finished()) return;
   state_ = State::finished;
   event.usage = usage_;

@@ -19,7 +19,7 @@
 
 namespace galley::serve {
 
-/// Counters that rows and steps add to. Written by the engine thread only; `live` is also read by submit() and drain().
+/// Counters that rows and steps add to. Written by the engine thread only; `live` is also read by submit().
 struct Tally {
   std::uint64_t finished = 0, cancelled = 0, failed = 0;
   std::uint64_t prompt_tokens = 0;      ///< fed to the forward
@@ -92,7 +92,7 @@ class Row {
   std::vector<TokenInfo> release_tokens(bool last);
   void send(std::string text);
   void finish(FinishReason reason, std::string text);
-  void end(TokenEvent event, std::uint64_t Tally::* counter);
+  void end(TokenEvent event, std::uint64_t Tally::*counter);
 
   const RowContext* context_;
   GenerationRequest request_;
@@ -105,8 +105,8 @@ class Row {
 
   State state_ = State::queued;
   models::RowId id_ = -1;
-  std::size_t fed_ = 0;    ///< prompt tokens handed to steps
-  int sampling_ = 0;       ///< tokens launched and not yet taken
+  std::size_t fed_ = 0;  ///< prompt tokens handed to steps
+  int sampling_ = 0;     ///< tokens launched and not yet taken
   Usage usage_;
   std::deque<HeldToken> held_;  ///< tokens whose text is still held back; only with logprobs
   std::size_t decoded_ = 0;     ///< bytes out of the decoder

@@ -26,8 +26,8 @@ struct SchedulerOptions {
   int batch = 1;               ///< rows that decode together (mlx-lm: completion batch)
   int prompt_concurrency = 8;  ///< prompts prefilled together, at most `batch`
   int prefill_step = 512;      ///< prompt tokens a tick: of all prompts (ragged) or of each (split)
-  /// Rows in both states together. 0: `batch`, never more. mlx-lm lets G overshoot by prompt_concurrency - 1, because it
-  /// doesn't subtract P when it admits; batch + prompt_concurrency reproduces that.
+  /// Rows in both states together. 0: `batch`, never more. mlx-lm lets G overshoot by prompt_concurrency - 1, because
+  /// it doesn't subtract P when it admits; batch + prompt_concurrency reproduces that.
   int max_rows = 0;
 };
 

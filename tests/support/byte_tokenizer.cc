@@ -91,9 +91,7 @@ class ByteTokenizer final : public text::Tokenizer {
     return token.size() == 1 ? static_cast<unsigned char>(token.front()) : -1;
   }
   [[nodiscard]] int vocab_size() const override { return kVocab; }
-  [[nodiscard]] std::unique_ptr<text::StreamDecoder> stream() const override {
-    return std::make_unique<ByteDecoder>();
-  }
+  [[nodiscard]] std::unique_ptr<text::StreamDecoder> stream() const override { return std::make_unique<ByteDecoder>(); }
 };
 
 }  // namespace

@@ -258,8 +258,9 @@ std::unique_ptr<serve::Engine> scripted_engine(const serve::EngineOptions& engin
                                                std::shared_ptr<ScriptedForward>* forward) {
   auto scripted = std::make_shared<ScriptedForward>(options);
   if (forward != nullptr) *forward = scripted;
-  return serve::start_engine(engine, byte_tokenizer(), {kEos, kTurnEnd},
-                             [scripted] { return serve::Lanes{scripted, scripted}; });
+  return serve::start_engine(engine, byte_tokenizer(), {kEos, kTurnEnd}, [scripted] {
+    return serve::Lanes{scripted, scripted};
+  });
 }
 
 }  // namespace galley::test

@@ -33,8 +33,7 @@ std::shared_ptr<const text::Tokenizer> byte_tokenizer();
 std::vector<std::int32_t> bytes_of(std::string_view text);
 
 /// Fills in the logits that follow `history` (prompt and generated tokens so far). Must depend on nothing else.
-using Script =
-    std::function<void(std::span<const std::int32_t> history, int prompt_tokens, std::span<float> logits)>;
+using Script = std::function<void(std::span<const std::int32_t> history, int prompt_tokens, std::span<float> logits)>;
 
 /// Every prompt is answered with `text`, then end of sequence.
 Script say(std::string text);
@@ -47,10 +46,10 @@ Script babble(int mean_length = 0);
 /// Lets a test decide when steps run. Open at first.
 class StepGate {
  public:
-  void close();        ///< steps wait from now on
-  void allow(int n);   ///< lets n more pass
+  void close();       ///< steps wait from now on
+  void allow(int n);  ///< lets n more pass
   void open();
-  void pass();         ///< the step's side: waits until it may
+  void pass();  ///< the step's side: waits until it may
 
  private:
   std::mutex mutex_;
@@ -64,8 +63,8 @@ struct ScriptedOptions {
   Script script = babble();
   int budget_tokens = 1 << 20;  ///< tokens that rows may reserve together
   int bytes_per_token = 1000;
-  int max_rows = 1 << 20;       ///< most rows joined at a time; more is a violation
-  int max_prompt_tokens = 0;    ///< most prompt tokens a launch (ragged) or a part (split); 0: any
+  int max_rows = 1 << 20;     ///< most rows joined at a time; more is a violation
+  int max_prompt_tokens = 0;  ///< most prompt tokens a launch (ragged) or a part (split); 0: any
   std::chrono::microseconds step_time{0};
   /// A message when the row with this history (prompt included) fails in this step.
   std::function<std::optional<std::string>(std::span<const std::int32_t> history, int prompt_tokens)> fault = {};

@@ -212,8 +212,9 @@ TEST(Engine, SeededRowsOnAVariantForwardDrainToTheSerialLane) {
   options.on_launch = [&](const models::StepPlan&, int) { gate.pass(); };
   options.max_rows = 4;
   *batched = ScriptedForward(options);
-  auto engine = start_engine({.batch = 4, .context = 200}, test::byte_tokenizer(), {test::kEos},
-                             [&] { return Lanes{serial, batched}; });
+  auto engine = start_engine({.batch = 4, .context = 200}, test::byte_tokenizer(), {test::kEos}, [&] {
+    return Lanes{serial, batched};
+  });
   std::vector<std::shared_ptr<RecordingSink>> sinks;
   for (int i = 0; i < 6; ++i) {
     auto made = request("abc", 10);
@@ -269,7 +270,9 @@ TEST(Engine, LoaderErrorsReachTheCaller) {
   EXPECT_THROW(start_engine({}, test::byte_tokenizer(), {}, []() -> Lanes { throw ModelError("no such file"); }),
                ModelError);
   EXPECT_THROW(start_engine({.batch = 2}, test::byte_tokenizer(), {},
-                            [] { return Lanes{std::make_shared<ScriptedForward>(ScriptedOptions{}), nullptr}; }),
+                            [] {
+                              return Lanes{std::make_shared<ScriptedForward>(ScriptedOptions{}), nullptr};
+                            }),
                Error);
 }
 
@@ -323,7 +326,8 @@ TEST(Engine, SoakTwoThousandRequestsEqualTheirSoloRuns) {
   }
   {
     std::shared_ptr<ScriptedForward> forward;
-    const EngineOptions serving{.batch = 8, .prompt_concurrency = 4, .prefill_step = 32, .max_queue = kRequests, .context = 200};
+    const EngineOptions serving{
+        .batch = 8, .prompt_concurrency = 4, .prefill_step = 32, .max_queue = kRequests, .context = 200};
     auto engine = test::scripted_engine(serving, options, &forward);
     std::vector<std::thread> clients;
     for (int c = 0; c < 4; ++c) {

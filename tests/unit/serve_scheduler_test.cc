@@ -164,16 +164,16 @@ TEST(SplitTick, IsMlxLmsTick) {
   bench.run();
   EXPECT_EQ(plan_texts(bench.plans),
             (Lines{
-                "e1:1 p0:4",   // tick 1: row 1 has one token left at once
-                "d1",          // tick 2: decode G
-                "p0:1 p2:1",   //         P is refilled; a piece never crosses into the last token
-                "d1",          // tick 3: row 1's second token is seen here, it rides along
-                "e0:1 e2:1",   //         both leave P, emitting alone
-                "d0,2",        // tick 4: row 2's only token is seen, it rides
-                "p3:2",        //         a place is free in G
-                "d0",          // tick 5
-                "e3:1",        //
-                "d0,3",        // tick 6: row 0's third and row 3's first are seen
+                "e1:1 p0:4",  // tick 1: row 1 has one token left at once
+                "d1",         // tick 2: decode G
+                "p0:1 p2:1",  //         P is refilled; a piece never crosses into the last token
+                "d1",         // tick 3: row 1's second token is seen here, it rides along
+                "e0:1 e2:1",  //         both leave P, emitting alone
+                "d0,2",       // tick 4: row 2's only token is seen, it rides
+                "p3:2",       //         a place is free in G
+                "d0",         // tick 5
+                "e3:1",       //
+                "d0,3",       // tick 6: row 0's third and row 3's first are seen
             }));
 }
 
@@ -315,7 +315,7 @@ TEST(Scheduler, TheHeadWaitsForMemoryAndNobodyPassesIt) {
   options.script = test::say("abcdefghijklmnopqrstuvwxyz");
   options.budget_tokens = 40;
   Bench bench(options, {.batch = 8, .prompt_concurrency = 8, .prefill_step = 64});
-  auto a = bench.add(prompt_of(10), 10);  // 20 tokens
+  auto a = bench.add(prompt_of(10), 10);    // 20 tokens
   auto big = bench.add(prompt_of(20), 15);  // 35: waits for a
   auto small = bench.add(prompt_of(1), 2);  // would fit, but came later
   bench.scheduler->tick();
