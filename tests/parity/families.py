@@ -62,7 +62,8 @@ VARIANTS = [
     Variant("tied bf16, 4-bit g32", mx.bfloat16, bits=4, group=32),
     Variant("untied bf16, 4-bit g64", mx.bfloat16, dict(tie_word_embeddings=False), bits=4, group=64),
     Variant("tied f32, 4-bit g64", mx.float32, bits=4, group=64),
-    Variant("untied f16, 4-bit g32", mx.float16, dict(tie_word_embeddings=False), bits=4, group=32),
+    Variant("untied f16, 4-bit g32, one layer", mx.float16, dict(tie_word_embeddings=False, num_hidden_layers=1), bits=4,
+            group=32),
     Variant("tied bf16, 8-bit g64", mx.bfloat16, bits=8, group=64),
     Variant("untied bf16, 4-bit g64, head and down 8-bit g32, attention bias", mx.bfloat16,
             dict(tie_word_embeddings=False, attention_bias=True), bits=4, group=64,
@@ -107,6 +108,10 @@ def build(variant: Variant, folder: Path) -> None:
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())),
                         metadata={"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config, indent=1))
+    # Loading a folder wants a tokenizer; the scripts speak in ids.
+    vocabulary = {f"<{token}>": token for token in range(VOCAB)}
+    (folder / "tokenizer.json").write_text(json.dumps(dict(
+        version="1.0", added_tokens=[], model=dict(type="WordLevel", vocab=vocabulary, unk_token="<0>"))))
 
 
 def load(folder: Path):
