@@ -37,10 +37,10 @@ struct ServedModel {
 };
 
 struct ServiceOptions {
-  std::string version;            ///< "0.1.0"
-  bool strict_model = false;      ///< a request for any other model id is a 404
-  int default_max_tokens = 2048;  ///< cap of a request that names none; the context's rest when that is less
-  SamplingDefaults sampling;      ///< from the command line
+  std::string version;             ///< "0.1.0"
+  bool strict_model = false;       ///< a request for any other model id is a 404
+  int default_max_tokens = 2048;   ///< cap of a request that names none; the context's rest when that is less
+  SamplingDefaults sampling = {};  ///< from the command line
 };
 
 /// Shared by all requests; every member is safe from any thread. It exists before the model is loaded, so that /health
