@@ -95,7 +95,7 @@ lint: setup
 	@scripts/lint.sh
 
 clean:
-	rm -rf build build-debug build-asan build-tsan crates/*/target bench/out .cache/stamps/configure-* .cache/lint .cache/test
+	rm -rf build build-debug build-asan build-tsan bench/out .cache/rust .cache/stamps/configure-* .cache/lint .cache/test
 
 distclean: clean
 	rm -rf .venv .cache models
