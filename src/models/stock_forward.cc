@@ -140,7 +140,8 @@ std::vector<Emission> StockForward::collect() {
   return emissions;
 }
 
-mx::array StockForward::forward(mx::array tokens, std::vector<ops::LayerKv*> caches) {
+mx::array StockForward::forward(mx::array tokens, std::vector<ops::LayerKv*> caches, int columns) {
+  if (shape_probe_) shape_probe_(tokens.shape(0), tokens.shape(1), columns);
   model_->ops->begin(std::move(tokens));
   return ops::StockOps::array_of(model_->model->forward(*model_->ops, caches));
 }

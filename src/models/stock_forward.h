@@ -45,6 +45,9 @@ struct StockOptions {
 /// Sees every row's log-probabilities [vocab], evaluated, in the model's own type, at the collect() that reports them.
 using LogprobProbe = std::function<void(RowId row, const mlx::core::array& logprobs)>;
 
+/// Sees every forward as it is built: rows, tokens a row, and the cache columns that were there before.
+using ShapeProbe = std::function<void(int rows, int length, int columns)>;
+
 /// What both kinds share: rows, the KV budget, and steps in flight.
 ///
 /// Budget: a contiguous batch is as wide as its longest row, so B rows reserve B x the longest (prompt + max_tokens),
@@ -66,6 +69,7 @@ class StockForward : public Forward {
 
   /// For the parity suite. Set before the first launch.
   void set_probe(LogprobProbe probe) { probe_ = std::move(probe); }
+  void set_shape_probe(ShapeProbe probe) { shape_probe_ = std::move(probe); }
 
  protected:
   StockForward(std::shared_ptr<StockModel> model, const StockOptions& options);
@@ -81,8 +85,8 @@ class StockForward : public Forward {
   [[nodiscard]] const StockModel& model() const { return *model_; }
   [[nodiscard]] bool joined(RowId row) const { return rows_.contains(row); }
   [[nodiscard]] sample::RowSampler* sampler(RowId row) const { return rows_.at(row).sampler; }
-  /// One forward over tokens [B, L] -> logits [B, L, vocab], lazy. `caches`: one a layer.
-  mlx::core::array forward(mlx::core::array tokens, std::vector<ops::LayerKv*> caches);
+  /// One forward over tokens [B, L] -> logits [B, L, vocab], lazy. `caches`: one a layer, `columns` wide so far.
+  mlx::core::array forward(mlx::core::array tokens, std::vector<ops::LayerKv*> caches, int columns);
 
  private:
   struct Step {
@@ -98,6 +102,7 @@ class StockForward : public Forward {
   RowId next_row_ = 0;
   std::deque<Step> steps_;
   LogprobProbe probe_;
+  ShapeProbe shape_probe_;
 };
 
 /// generate_step's numerics, row by row.

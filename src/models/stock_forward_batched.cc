@@ -197,7 +197,7 @@ class BatchedStockForward final : public StockForward {
     }
     for (auto& layer : batch.layers) layer.prepare(padding);
     forward(mx::array(padded.data(), {static_cast<int>(pieces.size()), static_cast<int>(longest)}, mx::int32),
-            batch.caches());
+            batch.caches(), batch.layers.front().end());
     batch.evaluate_caches();
     if (std::ranges::all_of(padding, [](int n) { return n == 0; })) return;
     for (auto& layer : batch.layers) layer.finalize();
@@ -206,7 +206,7 @@ class BatchedStockForward final : public StockForward {
 
   // One token a row, [B, 1].
   SampledRows step(RowBatch& batch, mx::array tokens) {
-    const mx::array logits = mx::take(forward(std::move(tokens), batch.caches()), 0, 1);
+    const mx::array logits = mx::take(forward(std::move(tokens), batch.caches(), batch.layers.front().end()), 0, 1);
     std::vector<sample::RowSampler*> samplers;
     for (const RowId row : batch.rows) samplers.push_back(sampler(row));
     SampledRows picked = sample_rows(batch.rows, std::move(samplers),

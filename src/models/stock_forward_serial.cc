@@ -69,7 +69,7 @@ class SerialStockForward final : public StockForward {
   }
 
   void prefill(Row& row, std::span<const std::int32_t> tokens) {
-    forward(as_batch(tokens), caches(row));
+    forward(as_batch(tokens), caches(row), row.layers.front().size());
     std::vector<mx::array> written;
     for (const auto& layer : row.layers) {
       written.push_back(layer.buffer()->keys);
@@ -80,7 +80,7 @@ class SerialStockForward final : public StockForward {
   }
 
   SampledRows step(RowId id, Row& row, mx::array tokens) {
-    const mx::array logits = mx::take(forward(std::move(tokens), caches(row)), 0, 1);
+    const mx::array logits = mx::take(forward(std::move(tokens), caches(row), row.layers.front().size()), 0, 1);
     // Over all axes, as generate_step does; the batched path reduces over the last one.
     SampledRows picked =
         sample_rows({id}, {sampler(id)}, mx::subtract(logits, mx::logsumexp(logits, /*keepdims=*/true)));

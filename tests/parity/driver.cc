@@ -5,6 +5,7 @@
 //
 // SCRIPT is a list of cases (see cases.py). RESULT is a sequence of records, little-endian:
 //   int32 case, int32 request, int32 token, int32 bytes, bytes x log-probabilities in the model's own type
+//   int32 case, int32 -1, int32 rows, int32 8, int32 tokens a row, int32 cache columns      for every forward
 #include <mlx/mlx.h>
 
 #include <algorithm>
@@ -82,6 +83,7 @@ class Runner {
       : forward_(forward), script_(script), index_(index), out_(out), sink_(std::make_shared<FailOnError>()) {
     context_.end_ids = script_.end_ids;
     tickets_.resize(script_.requests.size());
+    forward_.set_shape_probe([this](int rows, int length, int columns) { record_shape(rows, length, columns); });
     forward_.set_probe([this](RowId id, const mx::array& logprobs) { probed_.insert_or_assign(id, logprobs); });
   }
 
@@ -130,10 +132,14 @@ class Runner {
     }
   }
 
+  void write(std::initializer_list<std::int32_t> numbers) {
+    for (const std::int32_t number : numbers) out_.write(reinterpret_cast<const char*>(&number), sizeof number);
+  }
+
+  void record_shape(int rows, int length, int columns) { write({index_, -1, rows, 8, length, columns}); }
+
   void record(std::int32_t request, std::int32_t token, const mx::array& logprobs) {
-    for (const std::int32_t number : {index_, request, token, static_cast<std::int32_t>(logprobs.nbytes())}) {
-      out_.write(reinterpret_cast<const char*>(&number), sizeof number);
-    }
+    write({index_, request, token, static_cast<std::int32_t>(logprobs.nbytes())});
     out_.write(logprobs.data<char>(), static_cast<std::streamsize>(logprobs.nbytes()));
   }
 

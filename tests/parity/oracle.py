@@ -13,6 +13,26 @@ class Emission:
     logprobs: bytes  # [vocab], in the model's own type
 
 
+@dataclass
+class Run:
+    emissions: list
+    forwards: list  # (rows, tokens a row, cache columns before) of every forward, in order
+
+
+class Logged:
+    """A model that notes the shape of every forward."""
+
+    def __init__(self, model):
+        self.model, self.forwards = model, []
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def __call__(self, inputs, cache=None):
+        self.forwards.append((*inputs.shape, cache[0].size()))
+        return self.model(inputs, cache=cache)
+
+
 def raw(array: mx.array) -> bytes:
     return bytes(memoryview(mx.contiguous(array.view(mx.uint8))))
 
@@ -58,4 +78,6 @@ def run_batch(model, case):
 
 
 def run(model, case):
-    return run_serial(model, case) if case["mode"] == "serial" else run_batch(model, case)
+    logged = Logged(model)
+    emissions = run_serial(logged, case) if case["mode"] == "serial" else run_batch(logged, case)
+    return Run(emissions, logged.forwards)

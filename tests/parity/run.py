@@ -26,25 +26,31 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def read_results(path):
-    """The driver's records as {case: [Emission]}."""
+    """The driver's records as {case: Run}."""
     data, at, results = path.read_bytes(), 0, {}
     while at < len(data):
         case, request, token, size = struct.unpack_from("<4i", data, at)
         at += 16
-        results.setdefault(case, []).append(oracle.Emission(request, token, data[at:at + size]))
+        run = results.setdefault(case, oracle.Run([], []))
+        if request < 0:
+            run.forwards.append((token, *struct.unpack_from("<2i", data, at)))
+        else:
+            run.emissions.append(oracle.Emission(request, token, data[at:at + size]))
         at += size
     return results
 
 
-def differences(expected, found):
-    """What keeps two runs from being the same, or None. Within a request order counts; between requests it doesn't."""
+def differences(expected, found, serial):
+    """What keeps two runs from being the same, or None: tokens and log-probabilities of every step of every request,
+    and the shape of every forward (on some machines MLX's bits hardly depend on the batch; the schedule must be
+    mlx-lm's all the same)."""
     def by_request(emissions):
         rows = {}
         for emission in emissions:
             rows.setdefault(emission.request, []).append(emission)
         return rows
 
-    want, have = by_request(expected), by_request(found)
+    want, have = by_request(expected.emissions), by_request(found.emissions)
     if want.keys() != have.keys():
         return f"requests {sorted(have)} answered, expected {sorted(want)}"
     for request in sorted(want):
@@ -55,16 +61,27 @@ def differences(expected, found):
                 return f"request {request}, step {step}: token {b.token}, expected {a.token}"
             if a.logprobs != b.logprobs:
                 return f"request {request}, step {step}: log-probabilities differ"
+    # generate_step launches steps beyond the last token it yields; the serial lane doesn't.
+    forwards = expected.forwards[:len(found.forwards)] if serial else expected.forwards
+    for number, (a, b) in enumerate(zip(forwards, found.forwards)):
+        if a != b:
+            return f"forward {number}: (rows, tokens, columns) {b}, expected {a}"
+    if len(forwards) != len(found.forwards):
+        return f"{len(found.forwards)} forwards, expected {len(forwards)}"
     return None
 
 
-def comparison_can_fail(expected, found):
-    """The comparison must notice one flipped bit and one missing token."""
-    flipped = list(found)
-    last = flipped[-1]
-    logprobs = bytes([last.logprobs[0] ^ 1]) + last.logprobs[1:]
-    flipped[-1] = oracle.Emission(last.request, last.token, logprobs)
-    return differences(expected, flipped) is not None and differences(expected, found[:-1]) is not None
+def comparison_can_fail(expected, found, serial):
+    """The comparison must notice one flipped bit, one missing token and one forward with another row."""
+    *rest, last = found.emissions
+    flipped = oracle.Emission(last.request, last.token, bytes([last.logprobs[0] ^ 1]) + last.logprobs[1:])
+    rows, *shape = found.forwards[-1]
+    planted = [
+        oracle.Run([*rest, flipped], found.forwards),
+        oracle.Run(rest, found.forwards),
+        oracle.Run(found.emissions, [*found.forwards[:-1], (rows + 1, *shape)]),
+    ]
+    return all(differences(expected, plant, serial) is not None for plant in planted)
 
 
 def markdown(rows, passed, failed):
@@ -73,10 +90,11 @@ def markdown(rows, passed, failed):
         "",
         f"galley's stock rung against live mlx-lm {version('mlx-lm')} on MLX {version('mlx-cpu')}, tiny random models, "
         "CPU: greedy tokens and the raw bytes of every step's log-probabilities, in the model's own type, at the same "
-        "batch size. Serial cases run against `generate_step`, the others against `BatchGenerator`, tick by tick.",
+        "batch size. Serial cases run against `generate_step`, the others against `BatchGenerator`, tick by tick, "
+        "through the server's own Scheduler; every forward must have the same rows, length and cache width.",
         "Written by `make parity`.",
         "",
-        "| family | model | rung | case | rows | steps | bits |",
+        "| family | model | rung | case | requests | tokens | bits |",
         "|---|---|---|---|---|---|---|",
     ]
     for family, model, rung, case, requests, steps, problem in rows:
@@ -104,13 +122,14 @@ def main():
             broken = driver.wait(timeout=600) != 0
             found = {} if broken else read_results(result)
             for index, case in enumerate(cases.CASES):
-                have = found.get(index, [])
-                problem = "the driver failed" if broken else differences(expected[index], have)
-                if problem is None and not comparison_can_fail(expected[index], have):
+                have = found.get(index, oracle.Run([], []))
+                serial = case["mode"] == "serial"
+                problem = "the driver failed" if broken else differences(expected[index], have, serial)
+                if problem is None and not comparison_can_fail(expected[index], have, serial):
                     problem = "a planted difference went unnoticed"
-                rung = "stock serial" if case["mode"] == "serial" else "stock batched"
-                rows.append(("llama", variant.name, rung, case["name"], len(case["requests"]), len(expected[index]),
-                             problem))
+                rung = "stock serial" if serial else "stock batched"
+                rows.append(("llama", variant.name, rung, case["name"], len(case["requests"]),
+                             len(expected[index].emissions), problem))
                 passed, failed = passed + (problem is None), failed + (problem is not None)
                 print(f"llama | {variant.name} | {rung} | {case['name']} | {problem or 'equal'}", flush=True)
     if not options.only:
