@@ -87,16 +87,20 @@ Connection::~Connection() {
 
 asio::awaitable<void> Connection::run() {
   const auto self = shared_from_this();
-  bool again = true;
-  while (again && !core_->draining && co_await wait_for_request()) {
+  // GCC 12 evaluates a co_await behind && or || whatever stands before it; hence the plain steps.
+  while (!core_->draining) {
+    const bool begun = co_await wait_for_request();
+    if (!begun) break;
     Incoming incoming;
-    if (!co_await read_request(incoming)) break;
+    const bool whole = co_await read_request(incoming);
+    if (!whole) break;
     clear_deadline();
     hand_over(incoming);
     watch();
-    again = co_await write_answer(incoming);
+    const bool again = co_await write_answer(incoming);
     exchange_.reset();
-    if (again) set_busy(false);
+    if (!again) break;
+    set_busy(false);
   }
   if (!ended_) co_await linger();
   close();
