@@ -13,8 +13,8 @@ namespace galley::ops {
 struct StockNumerics {
   /// Compute in float32 whatever is stored: every plain weight is widened (exactly) at load. What GGUF files get.
   bool float32 = false;
-  /// Expand quantized matrices to dense ones at load. MLX's dense CPU kernels are much faster than its quantized ones,
-  /// at the price of memory; the results differ from the quantized ones in rounding only.
+  /// Expand quantized matrices to dense ones at load, at the price of memory. Which of MLX's CPU kernels is the faster
+  /// depends on machine and shape; results differ in rounding at most.
   bool dense = false;
 };
 
