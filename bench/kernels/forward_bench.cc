@@ -30,7 +30,7 @@ class RandomMatrix : public ops::MatrixSource {
   }
   void scales(int, std::span<float> scale, std::span<float> bias) const override {
     std::fill(scale.begin(), scale.end(), bits_ == 4 ? 0x1p-7F : 0x1p-11F);
-    std::fill(bias.begin(), bias.end(), bits_ == 4 ? -0x1p-4F : symmetric_ ? -0x1p-4F : -0x1.1p-4F);
+    std::fill(bias.begin(), bias.end(), symmetric_ ? -0x1p-4F : -0x1.1p-4F);
   }
   void values(int, std::span<float>) const override {}
 

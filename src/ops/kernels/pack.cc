@@ -238,14 +238,17 @@ void PackedMatrix::pack_affine(const std::vector<Column>& order, Pool* pool) {
           put_scale(block, g * per_group + lane, scale[g]);
           if (!symmetric_) put_scale(block, g * per_group + lanes + lane, bias[g]);
         }
-        for (std::size_t k = 0; k < codes.size(); ++k) {
-          std::uint8_t* part = block + header_bytes_ + k / 32 * part_bytes;
-          const std::size_t row = k % 32 / 4, j = k % 4;
-          if (bits() == 8) {
-            part[(row * lanes + lane) * 4 + j] = codes[k];
-          } else {
-            std::uint8_t& pair = part[(row % 4 * lanes + lane) * 4 + j];
-            pair = static_cast<std::uint8_t>(pair | (row < 4 ? codes[k] & 15 : codes[k] << 4));
+        for (std::size_t k = 0; k < codes.size(); k += 32) {
+          std::uint8_t* part = block + header_bytes_ + k / 32 * part_bytes + lane * 4;
+          const auto load = [&](std::size_t row) {  // four codes at once
+            std::uint32_t four;
+            std::memcpy(&four, codes.data() + k + row * 4, 4);
+            return four;
+          };
+          for (std::size_t row = 0; row < static_cast<std::size_t>(bits()); ++row) {
+            const std::uint32_t four =
+                bits() == 8 ? load(row) : (load(row) & 0x0f0f0f0fU) | (load(row + 4) & 0x0f0f0f0fU) << 4;
+            std::memcpy(part + row * lanes * 4, &four, 4);
           }
         }
       }
