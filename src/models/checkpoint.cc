@@ -17,7 +17,10 @@ namespace galley::models {
 
 std::string shape_text(std::span<const std::uint64_t> shape) {
   std::string text = "[";
-  for (const std::uint64_t size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  for (const std::uint64_t size : shape) {
+    if (text.size() > 1) text += ", ";
+    text += std::to_string(size);
+  }
   return text + "]";
 }
 
