@@ -19,13 +19,13 @@ def test_models_list_and_retrieve(client: openai.OpenAI) -> None:
 
 
 def test_answer_has_the_shape_clients_rely_on(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(**chat_arguments("What is the capital of France?"))
+    answer = client.chat.completions.create(**chat_arguments(PROMPTS[0]))
     assert answer.object == "chat.completion"
     assert answer.model == "any"
     assert answer.id and answer.created > 0
     choice, = answer.choices
     assert (choice.index, choice.message.role) == (0, "assistant")
-    assert "Paris" in choice.message.content
+    assert choice.message.content
     usage = answer.usage
     assert usage.prompt_tokens > 0 and usage.completion_tokens > 0
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
@@ -74,7 +74,7 @@ def test_batched_answers_equal_those_of_the_serial_lane(client: openai.OpenAI) -
     with running(batch=1) as serial:
         assert at_once([lambda a=a: stream_text(serial.client(), **a) for a in arguments]) == batched
         lanes = serial.stats()["lanes"]
-    assert (lanes["serial"], lanes["batched"]) == (4, 0)
+    assert (lanes["serial"]["requests"], lanes["batched"]["requests"]) == (4, 0)
 
 
 def test_a_seed_gives_the_same_answer_alone_and_in_a_crowd(client: openai.OpenAI) -> None:

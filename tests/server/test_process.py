@@ -70,10 +70,11 @@ def test_help_and_version() -> None:
 
 
 def test_generate_answers_on_standard_output() -> None:
-    result = run("generate", str(MODEL), "-p", "What is the capital of France?", "--max-tokens", "24",
+    result = run("generate", str(MODEL), "--raw", "-p", "The capital of France is", "--max-tokens", "4",
                  "--temperature", "0")
     assert result.returncode == 0, result.stderr
-    assert "Paris" in result.stdout
+    assert result.stdout.startswith(" Paris")
+    assert run("generate", str(MODEL), "-p", "Name a colour.", "--max-tokens", "8").stdout.strip()
 
 
 def test_doctor_describes_the_machine() -> None:
