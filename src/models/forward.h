@@ -73,6 +73,7 @@ class Forward {
   [[nodiscard]] virtual const ForwardTraits& traits() const = 0;
   [[nodiscard]] virtual KvUsage kv() const = 0;
   /// Bytes that a row of this many tokens (prompt + generated) reserves at most when it is alone.
+  /// A pure function of the configuration, and so the one call that any thread may make once loading is done.
   [[nodiscard]] virtual std::size_t bytes_for(int tokens) const = 0;
   /// Most tokens (prompt + generated) that one row can ever hold under the budget.
   [[nodiscard]] virtual int max_row_tokens() const = 0;
