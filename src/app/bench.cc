@@ -93,10 +93,8 @@ int bench(BenchOptions options) {
 
   fmt::print("{} | {} kernels, {}, {} thread{}\n", options.model.model, runtime.kernels, runtime.isa, runtime.threads,
              runtime.threads == 1 ? "" : "s");
-  nlohmann::ordered_json report{{"model", options.model.model},
-                                {"isa", runtime.isa},
-                                {"threads", runtime.threads},
-                                {"kernels", runtime.kernels}};
+  nlohmann::ordered_json report{
+      {"model", options.model.model}, {"isa", runtime.isa}, {"threads", runtime.threads}, {"kernels", runtime.kernels}};
   std::vector<double> prefill_rates;
   nlohmann::ordered_json decode = nlohmann::ordered_json::array();
   int prefill_tokens = 0;

@@ -36,9 +36,10 @@ int doctor(ModelOptions options) {
   fmt::print("MLX           {} (built against {}.{}.{})\n", mlx::core::version(), MLX_VERSION_MAJOR, MLX_VERSION_MINOR,
              MLX_VERSION_PATCH);
   const bool compiler = std::system("command -v g++ >/dev/null 2>&1") == 0;
-  fmt::print("mx::compile   {}\n", compiler ? "available (g++ found); used by --kernels stock only"
-                                            : "runs uncompiled: g++ was not found. --kernels stock is then not bit-equal "
-                                              "with mlx-lm; install it with: apt-get install g++");
+  fmt::print("mx::compile   {}\n", compiler
+                                       ? "available (g++ found); used by --kernels stock only"
+                                       : "runs uncompiled: g++ was not found. --kernels stock is then not bit-equal "
+                                         "with mlx-lm; install it with: apt-get install g++");
   std::string families;
   for (const std::string& name : models::model_families()) families += (families.empty() ? "" : ", ") + name;
   fmt::print("families      {}\n", families);
@@ -49,9 +50,11 @@ int doctor(ModelOptions options) {
   fmt::print("\nmodel         {} ({}), {}, {:.1f} MB on disk\n", options.model, config.family, checkpoint->format(),
              static_cast<double>(checkpoint->file_bytes()) / 1e6);
   fmt::print("shape         {} layers, hidden {}, {} heads over {} KV heads of {}, vocabulary {}, context {}\n",
-             config.layers, config.hidden, config.heads, config.kv_heads, config.head_dim, config.vocab, config.context);
-  const std::size_t per_token = static_cast<std::size_t>(config.layers) * 2 * static_cast<std::size_t>(config.kv_heads) *
-                                static_cast<std::size_t>(config.head_dim) * (options.runtime.kv_dtype == "f32" ? 4 : 2);
+             config.layers, config.hidden, config.heads, config.kv_heads, config.head_dim, config.vocab,
+             config.context);
+  const std::size_t per_token = static_cast<std::size_t>(config.layers) * 2 *
+                                static_cast<std::size_t>(config.kv_heads) * static_cast<std::size_t>(config.head_dim) *
+                                (options.runtime.kv_dtype == "f32" ? 4 : 2);
   const int context = options.runtime.context > 0 ? options.runtime.context : config.context;
   fmt::print("KV            {:.1f} KB a token as {}; {:.2f} GB for {} row{} of {} tokens\n",
              static_cast<double>(per_token) / 1e3, options.runtime.kv_dtype,

@@ -60,7 +60,8 @@ int generate(GenerateOptions options) {
   const ModelFiles files = open_model(options.model.model);
   serve::EngineOptions engine_options;
   engine_options.prefill_step = prefill_step_of(options.model, 0);
-  engine_options.context = options.model.runtime.context > 0 ? options.model.runtime.context : files.checkpoint->config().context;
+  engine_options.context =
+      options.model.runtime.context > 0 ? options.model.runtime.context : files.checkpoint->config().context;
   auto engine = serve::start_engine(engine_options, files.tokenizer, files.checkpoint->assets().end_ids, [&] {
     const models::Runtime runtime = models::make_runtime(*files.checkpoint, options.model.runtime);
     return serve::Lanes{runtime.serial, nullptr};

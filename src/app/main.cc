@@ -15,11 +15,12 @@ namespace {
 using namespace galley::app;
 
 int run(int argc, char** argv) {
-  CLI::App cli("galley serves a large language model to several people at once: every live conversation advances by a\n"
-               "token in each pass over the weights, over the OpenAI API.\n\n"
-               "  galley serve model.gguf --batch 16      then: curl http://127.0.0.1:8080/v1/models\n"
-               "  galley generate model.gguf -p \"Hello\"\n"
-               "  galley doctor model.gguf");
+  CLI::App cli(
+      "galley serves a large language model to several people at once: every live conversation advances by a\n"
+      "token in each pass over the weights, over the OpenAI API.\n\n"
+      "  galley serve model.gguf --batch 16      then: curl http://127.0.0.1:8080/v1/models\n"
+      "  galley generate model.gguf -p \"Hello\"\n"
+      "  galley doctor model.gguf");
   cli.set_version_flag("--version", std::string("galley ") + kVersion);
   cli.require_subcommand(1);
   cli.failure_message([](const CLI::App*, const CLI::Error& e) {
@@ -30,24 +31,35 @@ int run(int argc, char** argv) {
   auto* serve_command = cli.add_subcommand("serve", "serve a model over HTTP");
   add_model_options(*serve_command, serve_options.model, true);
   serve_command->add_option("--host", serve_options.host, "address to listen on")->capture_default_str();
-  serve_command->add_option("--port", serve_options.port, "0: any free one")->check(CLI::Range(0, 65535))->capture_default_str();
+  serve_command->add_option("--port", serve_options.port, "0: any free one")
+      ->check(CLI::Range(0, 65535))
+      ->capture_default_str();
   serve_command->add_option("--prompt-concurrency", serve_options.prompt_concurrency, "prompts prefilled together")
-      ->check(CLI::Range(1, 1024))->capture_default_str();
-  serve_command->add_option("--prefill-step", serve_options.prefill_step,
-                            "prompt tokens in one step; more: faster prefill, longer gaps in running streams "
-                            "[256 fused, 2048 stock]")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  serve_command
+      ->add_option("--prefill-step", serve_options.prefill_step,
+                   "prompt tokens in one step; more: faster prefill, longer gaps in running streams "
+                   "[256 fused, 2048 stock]")
       ->check(CLI::Range(1, 1 << 20));
   add_sampling_options(*serve_command, serve_options.sampling);
-  serve_command->add_option("--max-tokens", serve_options.max_tokens, "tokens to generate when a request names no number")
-      ->check(CLI::Range(1, 1 << 30))->capture_default_str();
+  serve_command
+      ->add_option("--max-tokens", serve_options.max_tokens, "tokens to generate when a request names no number")
+      ->check(CLI::Range(1, 1 << 30))
+      ->capture_default_str();
   serve_command->add_option("--max-queue", serve_options.max_queue, "waiting requests beyond which clients get a 429")
-      ->check(CLI::Range(0, 1 << 20))->capture_default_str();
-  serve_command->add_option("--drain-timeout", serve_options.drain_timeout_s,
-                            "seconds that running requests get to finish after SIGTERM")
-      ->check(CLI::Range(0.0, 86400.0))->capture_default_str();
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  serve_command
+      ->add_option("--drain-timeout", serve_options.drain_timeout_s,
+                   "seconds that running requests get to finish after SIGTERM")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str();
   serve_command->add_option("--log-level", serve_options.log_level, "debug, info, warn or error")
-      ->check(CLI::IsMember({"debug", "info", "warn", "error"}))->capture_default_str();
-  serve_command->add_flag("--strict-model", serve_options.strict_model, "refuse requests for any other model name (404)");
+      ->check(CLI::IsMember({"debug", "info", "warn", "error"}))
+      ->capture_default_str();
+  serve_command->add_flag("--strict-model", serve_options.strict_model,
+                          "refuse requests for any other model name (404)");
   serve_command->add_option("--allowed-origin", serve_options.allowed_origins,
                             "origins browsers may call from: local, * or https://host …");
 
@@ -57,7 +69,8 @@ int run(int argc, char** argv) {
   generate_command->add_option("-p,--prompt", generate_options.prompt, "what to say")->required();
   generate_command->add_option("--system", generate_options.system, "a system message");
   generate_command->add_option("-n,--max-tokens", generate_options.max_tokens, "tokens at most")
-      ->check(CLI::Range(1, 1 << 30))->capture_default_str();
+      ->check(CLI::Range(1, 1 << 30))
+      ->capture_default_str();
   generate_command->add_option("--seed", generate_options.seed, "makes sampling repeatable");
   generate_command->add_flag("--raw", generate_options.raw, "continue the text as it is, without the chat template");
   add_sampling_options(*generate_command, generate_options.sampling);
@@ -65,13 +78,21 @@ int run(int argc, char** argv) {
   BenchOptions bench_options;
   auto* bench_command = cli.add_subcommand("bench", "measure prefill and decode speed of the engine alone");
   add_model_options(*bench_command, bench_options.model, false);
-  bench_command->add_option("--batch", bench_options.batch, "rows, a list: 1,4,16")->delimiter(',')->check(CLI::Range(1, 1024))
+  bench_command->add_option("--batch", bench_options.batch, "rows, a list: 1,4,16")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  bench_command->add_option("--prompt", bench_options.prompt, "prompt tokens a row")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  bench_command->add_option("--generate", bench_options.generate, "decode steps")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  bench_command->add_option("--prefill-step", bench_options.prefill_step, "prompt tokens in one step")->check(CLI::Range(1, 1 << 20))
+  bench_command->add_option("--prompt", bench_options.prompt, "prompt tokens a row")
+      ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  bench_command->add_option("--repeat", bench_options.repeat, "runs of each; the median is reported")->check(CLI::Range(1, 1000))
+  bench_command->add_option("--generate", bench_options.generate, "decode steps")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  bench_command->add_option("--prefill-step", bench_options.prefill_step, "prompt tokens in one step")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  bench_command->add_option("--repeat", bench_options.repeat, "runs of each; the median is reported")
+      ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   bench_command->add_flag("--json", bench_options.json, "print one JSON object as the last line");
 
@@ -81,9 +102,11 @@ int run(int argc, char** argv) {
   doctor_command->get_option("--model")->required(false);
 
   LogitsOptions logits_options;
-  auto* logits_command = cli.add_subcommand("logits", "write the logits of every position of a text, to measure quality");
+  auto* logits_command =
+      cli.add_subcommand("logits", "write the logits of every position of a text, to measure quality");
   add_model_options(*logits_command, logits_options.model, false);
-  logits_command->add_option("--tokens", logits_options.tokens, "file with token ids, separated by white space")->required();
+  logits_command->add_option("--tokens", logits_options.tokens, "file with token ids, separated by white space")
+      ->required();
   logits_command->add_option("--out", logits_options.out, "file for [n, vocab] little-endian float32")->required();
   logits_command->add_flag("--dense", logits_options.model.runtime.dense, "stock: expand quantized weights (faster)");
 

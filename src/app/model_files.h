@@ -13,7 +13,7 @@ struct ModelFiles {
   std::shared_ptr<const models::Checkpoint> checkpoint;
   std::shared_ptr<const text::Tokenizer> tokenizer;
   std::shared_ptr<const text::ChatTemplate> chat_template;  ///< null: the model has none
-  std::string id;                                          ///< the file's or folder's name
+  std::string id;                                           ///< the file's or folder's name
 };
 
 /// Throws ModelError.

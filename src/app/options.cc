@@ -23,12 +23,14 @@ void add_model_options(CLI::App& command, ModelOptions& options, bool with_batch
         ->check(CLI::Range(1, 1024))
         ->capture_default_str();
   }
-  command.add_option("--context", options.runtime.context, "tokens a row may hold; default: what the model was made for")
+  command
+      .add_option("--context", options.runtime.context, "tokens a row may hold; default: what the model was made for")
       ->check(CLI::Range(1, 1 << 30));
   command.add_option("--kernels", options.kernels, "fused: our own kernels; stock: MLX's, bit-equal with mlx-lm")
       ->check(CLI::IsMember({"fused", "stock"}))
       ->capture_default_str();
-  command.add_option("--perf-kernel", options.perf_kernel, "on: --kernels fused, off: --kernels stock")->check(kOnOff());
+  command.add_option("--perf-kernel", options.perf_kernel, "on: --kernels fused, off: --kernels stock")
+      ->check(kOnOff());
   for (std::size_t i = 0; i < models::kFusedOpNames.size(); ++i) {
     command
         .add_option("--fused-" + models::kFusedOpNames[i], options.fused_switch[i],
@@ -36,15 +38,17 @@ void add_model_options(CLI::App& command, ModelOptions& options, bool with_batch
         ->check(kOnOff())
         ->group("Fused ops");
   }
-  command.add_option("--kv-budget", options.kv_budget_gb,
-                     "GB (10^9 bytes) for KV; default: what --batch full contexts need, at most a quarter of free memory")
+  command
+      .add_option("--kv-budget", options.kv_budget_gb,
+                  "GB (10^9 bytes) for KV; default: what --batch full contexts need, at most a quarter of free memory")
       ->check(CLI::PositiveNumber);
   command.add_option("--kv-dtype", options.runtime.kv_dtype, "type of KV elements (fused)")
       ->check(CLI::IsMember({"f16", "bf16", "f32"}))
       ->capture_default_str();
   command.add_option("--threads", options.runtime.threads, "threads of the kernels; default: all processors")
       ->check(CLI::Range(1, 1024));
-  command.add_option("--isa", options.runtime.isa, "instruction set of the kernels: best, avx3dl, avx3, avx2, scalar …")
+  command
+      .add_option("--isa", options.runtime.isa, "instruction set of the kernels: best, avx3dl, avx3, avx2, scalar …")
       ->capture_default_str();
 }
 

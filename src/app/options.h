@@ -18,7 +18,7 @@ namespace galley::app {
 struct ModelOptions {
   std::string model;
   std::string kernels = "fused";
-  std::string perf_kernel;  ///< alias: on = fused, off = stock
+  std::string perf_kernel;                ///< alias: on = fused, off = stock
   std::vector<std::string> fused_switch;  ///< "on" or "off" for each of models::kFusedOpNames
   double kv_budget_gb = 0;
   models::RuntimeOptions runtime;

@@ -10,9 +10,12 @@ std::string ready_card(const ServeOptions& options, const ModelFiles& files, con
   const models::Checkpoint& checkpoint = *files.checkpoint;
   const int rows = options.model.runtime.batch;
   const std::string host = options.host == "0.0.0.0" || options.host == "::" ? "127.0.0.1" : options.host;
-  const std::string url = fmt::format("http://{}:{}", host.find(':') == std::string::npos ? host : "[" + host + "]", port);
+  const std::string url =
+      fmt::format("http://{}:{}", host.find(':') == std::string::npos ? host : "[" + host + "]", port);
   std::string card = fmt::format("\n  galley {} is ready\n\n", kVersion);
-  const auto line = [&](const char* name, const std::string& value) { card += fmt::format("  {:<9} {}\n", name, value); };
+  const auto line = [&](const char* name, const std::string& value) {
+    card += fmt::format("  {:<9} {}\n", name, value);
+  };
   line("model", fmt::format("{}  ({}, {:.0f} MB, {})", files.id, checkpoint.config().family,
                             static_cast<double>(checkpoint.file_bytes()) / 1e6, checkpoint.format()));
   line("lanes", rows == 1 ? std::string("serial: one request after another (--batch N shares a forward among N)")

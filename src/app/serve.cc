@@ -48,7 +48,8 @@ class Signals {
 
 int serve(ServeOptions options) {
   options.model.resolve();
-  spdlog::set_default_logger(std::make_shared<spdlog::logger>("galley", std::make_shared<spdlog::sinks::stderr_sink_mt>()));
+  spdlog::set_default_logger(
+      std::make_shared<spdlog::logger>("galley", std::make_shared<spdlog::sinks::stderr_sink_mt>()));
   spdlog::set_level(spdlog::level::from_str(options.log_level));
   const Signals signals;
   http::raise_open_file_limit();
@@ -75,7 +76,8 @@ int serve(ServeOptions options) {
   engine_options.prompt_concurrency = options.prompt_concurrency;
   engine_options.prefill_step = prefill_step_of(options.model, options.prefill_step);
   engine_options.max_queue = options.max_queue;
-  engine_options.context = options.model.runtime.context > 0 ? options.model.runtime.context : files.checkpoint->config().context;
+  engine_options.context =
+      options.model.runtime.context > 0 ? options.model.runtime.context : files.checkpoint->config().context;
   models::Runtime card;
   std::shared_ptr<serve::Engine> engine =
       serve::start_engine(engine_options, files.tokenizer, files.checkpoint->assets().end_ids, [&] {
@@ -114,8 +116,8 @@ int serve(ServeOptions options) {
     }
   }
   service->set_draining();
-  const auto deadline = std::chrono::steady_clock::now() +
-                        std::chrono::milliseconds(static_cast<long>(options.drain_timeout_s * 1000));
+  const auto deadline =
+      std::chrono::steady_clock::now() + std::chrono::milliseconds(static_cast<long>(options.drain_timeout_s * 1000));
   const auto left = [&] {
     return std::max(std::chrono::milliseconds(0),
                     std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()));

@@ -22,7 +22,8 @@ class BlockPool {
 
   /// Promises `n` blocks to a row; false (and nothing changed) when fewer are unreserved.
   [[nodiscard]] bool reserve(int n);
-  /// Takes one promised block; its reference count becomes 1. Lowest-numbered free blocks are handed out last-freed first.
+  /// Takes one promised block; its reference count becomes 1. Lowest-numbered free blocks are handed out last-freed
+  /// first.
   [[nodiscard]] std::int32_t take();
   /// Gives promised blocks back untaken.
   void unreserve(int n);

@@ -1,5 +1,5 @@
-// The fused forward: one ragged pass a step over decode rows and prompt pieces alike, on a paged KV pool. The same object
-// serves the batched lane and, with one row, the serial lane.
+// The fused forward: one ragged pass a step over decode rows and prompt pieces alike, on a paged KV pool. The same
+// object serves the batched lane and, with one row, the serial lane.
 #pragma once
 #include <cstddef>
 #include <deque>

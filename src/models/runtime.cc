@@ -70,7 +70,8 @@ std::size_t budget_of(const RuntimeOptions& options, std::size_t full_rows_bytes
 int context_of(const Checkpoint& checkpoint, const RuntimeOptions& options) {
   const int most = checkpoint.config().context;
   if (options.context > most) {
-    throw Error(400, fmt::format("--context {} is more than the model's {} tokens", options.context, most), "", "context");
+    throw Error(400, fmt::format("--context {} is more than the model's {} tokens", options.context, most), "",
+                "context");
   }
   return options.context > 0 ? options.context : most;
 }
@@ -83,15 +84,18 @@ struct Fused {
 
 Fused make_fused(const Checkpoint& checkpoint, const RuntimeOptions& options, int context) {
   const int threads = options.threads > 0 ? options.threads : usable_processors();
-  auto ops = std::make_shared<ops::FusedOps>(kernels::select_isa(options.isa), threads, switches_of(options.switched_off));
+  auto ops =
+      std::make_shared<ops::FusedOps>(kernels::select_isa(options.isa), threads, switches_of(options.switched_off));
   std::shared_ptr<const Model> model = load_model(checkpoint, *ops);
   checkpoint.release_pages();
   const kernels::KvElement element = kv_element_of(options.kv_dtype);
   const std::size_t block = kv::PagedKv::block_bytes(model->attention_layers(), element);
-  const auto blocks_a_row = static_cast<std::size_t>((context + kv::PagedKv::kBlockTokens - 1) / kv::PagedKv::kBlockTokens);
+  const auto blocks_a_row =
+      static_cast<std::size_t>((context + kv::PagedKv::kBlockTokens - 1) / kv::PagedKv::kBlockTokens);
   const std::size_t budget = budget_of(options, block * blocks_a_row * static_cast<std::size_t>(options.batch));
   if (budget < block) {
-    throw Error(400, fmt::format("--kv-budget: {} bytes don't hold one KV block of {} bytes", budget, block), "", "kv-budget");
+    throw Error(400, fmt::format("--kv-budget: {} bytes don't hold one KV block of {} bytes", budget, block), "",
+                "kv-budget");
   }
   auto forward = std::make_shared<FusedForward>(ops, std::move(model), FusedForwardOptions{budget, element});
   return {std::move(ops), std::move(forward), budget};
@@ -112,8 +116,9 @@ Runtime make_runtime(const Checkpoint& checkpoint, const RuntimeOptions& options
     runtime.threads = fused.ops->threads();
     runtime.weight_bytes = fused.ops->weight_bytes();
     const KvUsage usage = fused.forward->kv();
-    runtime.kv_plan = fmt::format("paged {}, {} blocks of {} tokens, {:.2f} GB budget", options.kv_dtype,
-                                  usage.blocks_total, usage.block_tokens, static_cast<double>(usage.budget_bytes) / 1e9);
+    runtime.kv_plan =
+        fmt::format("paged {}, {} blocks of {} tokens, {:.2f} GB budget", options.kv_dtype, usage.blocks_total,
+                    usage.block_tokens, static_cast<double>(usage.budget_bytes) / 1e9);
     return runtime;
   }
   if (!options.switched_off.empty()) throw Error(400, "--fused-OP switches need --kernels fused");
@@ -143,7 +148,8 @@ std::vector<float> prompt_logits(const Checkpoint& checkpoint, const RuntimeOpti
   std::vector<float> all;
   for (std::size_t at = 0; at < tokens.size(); at += kChunk) {
     const auto n = std::min(kChunk, tokens.size() - at);
-    stock->ops->begin(mx::array(tokens.begin() + static_cast<std::ptrdiff_t>(at), mx::Shape{1, static_cast<int>(n)}, mx::int32));
+    stock->ops->begin(
+        mx::array(tokens.begin() + static_cast<std::ptrdiff_t>(at), mx::Shape{1, static_cast<int>(n)}, mx::int32));
     mx::array logits = ops::StockOps::array_of(stock->model->forward(*stock->ops, layers));
     logits = mx::contiguous(mx::astype(logits, mx::float32));
     logits.eval();

@@ -14,15 +14,15 @@ namespace galley::models {
 extern const std::vector<std::string> kFusedOpNames;
 
 struct RuntimeOptions {
-  bool fused = true;                           ///< false: stock
-  std::vector<std::string> switched_off;       ///< names out of kFusedOpNames; fused only
-  std::string isa = "best";                    ///< fused only
-  int threads = 0;                             ///< 0: every processor this process may use
-  int batch = 1;                               ///< rows of the batched lane; 1: serial lane only
-  int context = 0;                             ///< tokens a row may hold; 0: what the model was made for
-  std::size_t kv_budget_bytes = 0;             ///< 0: what `batch` full contexts need, at most a quarter of free memory
-  std::string kv_dtype = "f16";                ///< fused: f16, bf16, f32. Stock keeps KV in the model's own type.
-  bool dense = false;                          ///< stock: expand quantized matrices at load (faster, more memory)
+  bool fused = true;                      ///< false: stock
+  std::vector<std::string> switched_off;  ///< names out of kFusedOpNames; fused only
+  std::string isa = "best";               ///< fused only
+  int threads = 0;                        ///< 0: every processor this process may use
+  int batch = 1;                          ///< rows of the batched lane; 1: serial lane only
+  int context = 0;                        ///< tokens a row may hold; 0: what the model was made for
+  std::size_t kv_budget_bytes = 0;        ///< 0: what `batch` full contexts need, at most a quarter of free memory
+  std::string kv_dtype = "f16";           ///< fused: f16, bf16, f32. Stock keeps KV in the model's own type.
+  bool dense = false;                     ///< stock: expand quantized matrices at load (faster, more memory)
 };
 
 /// Forwards over one set of weights, and what the ready card says of them. Made and used on one thread.
@@ -33,8 +33,8 @@ struct Runtime {
   std::string isa;                   ///< fused: instruction set; stock: "mlx"
   int threads = 1;
   int context = 0;
-  std::string kv_plan;               ///< for people: "paged, 32-token blocks of f16 …"
-  std::size_t weight_bytes = 0;      ///< packed weights (fused)
+  std::string kv_plan;           ///< for people: "paged, 32-token blocks of f16 …"
+  std::size_t weight_bytes = 0;  ///< packed weights (fused)
 };
 
 /// Loads on the calling thread, which must be the one that uses the forwards. Throws ModelError, Error.

@@ -61,8 +61,8 @@ struct AttentionSpec {
   int head_dim = 0;
   float scale = 1.0F;  ///< of the scores
   Rope rope;
-  int window = 0;        ///< sliding window in tokens; 0: full attention
-  float softcap = 0.0F;  ///< 0: none
+  int window = 0;          ///< sliding window in tokens; 0: full attention
+  float softcap = 0.0F;    ///< 0: none
   NormPtr q_norm, k_norm;  ///< per-head norms before RoPE, or null
 };
 

@@ -18,9 +18,12 @@ namespace {
 
 mx::Dtype dtype_of(kernels::KvElement element) {
   switch (element) {
-    case kernels::KvElement::f16: return mx::float16;
-    case kernels::KvElement::bf16: return mx::bfloat16;
-    case kernels::KvElement::f32: return mx::float32;
+    case kernels::KvElement::f16:
+      return mx::float16;
+    case kernels::KvElement::bf16:
+      return mx::bfloat16;
+    case kernels::KvElement::f32:
+      return mx::float32;
   }
   throw std::logic_error("unknown KV element");
 }
@@ -34,7 +37,8 @@ mx::array rotate(const mx::array& x, int heads, const AttentionSpec& spec, const
   std::optional<mx::array> frequencies;
   std::optional<float> base = rope.base;
   if (!rope.frequencies.empty()) {
-    frequencies = mx::array(rope.frequencies.begin(), mx::Shape{static_cast<int>(rope.frequencies.size())}, mx::float32);
+    frequencies =
+        mx::array(rope.frequencies.begin(), mx::Shape{static_cast<int>(rope.frequencies.size())}, mx::float32);
     base.reset();
   }
   y = mx::fast::rope(y, rope.dims, rope.traditional, base, rope.scale, positions, frequencies);
@@ -52,8 +56,9 @@ void scatter(const PhaseContext& c, const kernels::PagedKv& kv, const mx::array&
     const std::int32_t block = c.places.table[t][position / kv.block_tokens];
     const auto slot = static_cast<std::size_t>(position % kv.block_tokens);
     for (int h = 0; h < kv.kv_heads; ++h) {
-      const std::size_t from = (static_cast<std::size_t>(t) * static_cast<std::size_t>(kv.kv_heads) +
-                                static_cast<std::size_t>(h)) * dim * size;
+      const std::size_t from =
+          (static_cast<std::size_t>(t) * static_cast<std::size_t>(kv.kv_heads) + static_cast<std::size_t>(h)) * dim *
+          size;
       std::memcpy(kv.values(block, h) + slot * dim * size, values + from, dim * size);
       std::byte* group = kv.keys(block, h) + slot / kernels::kKeyGroup * dim * kernels::kKeyGroup * size;
       for (std::size_t d = 0; d < dim; ++d) {
@@ -150,9 +155,11 @@ void FusedOps::write_from_arrays(const std::vector<mx::array>& qkv, const kernel
   if (spec.q_norm || spec.k_norm) throw Error(500, "--fused-norm-linear off is not supported with per-head norms");
   const mx::array positions = mx::array(step_->positions.begin(), mx::Shape{step_->size()}, mx::int32);
   const mx::Dtype type = dtype_of(to.kv.element);
-  const auto stored = [&](const mx::array& a) { return mx::contiguous(mx::view(mx::contiguous(mx::astype(a, type)), mx::uint8)); };
-  const std::size_t q = program_->input(
-      mx::contiguous(mx::multiply(rotate(qkv[0], spec.heads, spec, positions), mx::array(to.q_scale))));
+  const auto stored = [&](const mx::array& a) {
+    return mx::contiguous(mx::view(mx::contiguous(mx::astype(a, type)), mx::uint8));
+  };
+  const std::size_t q =
+      program_->input(mx::contiguous(mx::multiply(rotate(qkv[0], spec.heads, spec, positions), mx::array(to.q_scale))));
   const std::size_t k = program_->input(stored(rotate(qkv[1], spec.kv_heads, spec, positions)));
   const std::size_t v = program_->input(stored(mx::reshape(qkv[2], {step_->size(), spec.kv_heads, spec.head_dim})));
   program_->add([q, k, v, q_id, view = to.kv](PhaseContext& c) {
@@ -168,7 +175,9 @@ mx::array FusedOps::stock_attend(const mx::array& q, const mx::array& k, const m
   }
   const mx::array positions = mx::array(step_->positions.begin(), mx::Shape{step_->size()}, mx::int32);
   const mx::Dtype type = dtype_of(kv.element);
-  const auto stored = [&](const mx::array& a) { return mx::contiguous(mx::view(mx::contiguous(mx::astype(a, type)), mx::uint8)); };
+  const auto stored = [&](const mx::array& a) {
+    return mx::contiguous(mx::view(mx::contiguous(mx::astype(a, type)), mx::uint8));
+  };
   const std::size_t k_in = program_->input(stored(rotate(k, spec.kv_heads, spec, positions)));
   const std::size_t v_in = program_->input(stored(mx::reshape(v, {step_->size(), spec.kv_heads, spec.head_dim})));
   program_->add([k_in, v_in, view = kv](PhaseContext& c) { scatter(c, view, c.inputs[k_in], c.inputs[v_in]); });
@@ -180,7 +189,8 @@ mx::array FusedOps::stock_attend(const mx::array& q, const mx::array& k, const m
   std::vector<Span> rows;
   for (int t = 0; t < step_->size();) {
     int end = t;
-    while (end < step_->size() && step_->rows[static_cast<std::size_t>(end)] == step_->rows[static_cast<std::size_t>(t)]) {
+    while (end < step_->size() &&
+           step_->rows[static_cast<std::size_t>(end)] == step_->rows[static_cast<std::size_t>(t)]) {
       ++end;
     }
     const int length = step_->positions[static_cast<std::size_t>(end) - 1] + 1;
@@ -200,10 +210,11 @@ mx::array FusedOps::stock_attend(const mx::array& q, const mx::array& k, const m
         mx::transpose(mx::slice(rotated, {row.first, 0, 0}, {row.first + row.count, spec.heads, spec.head_dim}),
                       {1, 0, 2}),
         0);
-    const mx::array out = mx::fast::scaled_dot_product_attention(
-        queries, mx::astype(outputs_[row.k], mx::float32), mx::astype(outputs_[row.v], mx::float32), spec.scale,
-        row.count > 1 ? "causal" : "");
-    mixed.push_back(mx::reshape(mx::transpose(mx::squeeze(out, 0), {1, 0, 2}), {row.count, spec.heads * spec.head_dim}));
+    const mx::array out = mx::fast::scaled_dot_product_attention(queries, mx::astype(outputs_[row.k], mx::float32),
+                                                                 mx::astype(outputs_[row.v], mx::float32), spec.scale,
+                                                                 row.count > 1 ? "causal" : "");
+    mixed.push_back(
+        mx::reshape(mx::transpose(mx::squeeze(out, 0), {1, 0, 2}), {row.count, spec.heads * spec.head_dim}));
   }
   return mixed.size() == 1 ? mixed.front() : mx::concatenate(mixed, 0);
 }

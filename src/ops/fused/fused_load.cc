@@ -69,8 +69,8 @@ GatedMlp FusedOps::load_mlp(const MatrixSource& gate, const MatrixSource& up, co
   auto mlp = std::make_shared<PackedMlp>();
   mlp->rows = gate.rows();
   mlp->cols = gate.cols();
-  mlp->gate_up = kernels::PackedMatrix::interleave(machine_->context.isa(), gate, up, nullptr, nullptr,
-                                                   &machine_->context.pool());
+  mlp->gate_up =
+      kernels::PackedMatrix::interleave(machine_->context.isa(), gate, up, nullptr, nullptr, &machine_->context.pool());
   weight_bytes_ += mlp->gate_up.bytes();
   GatedMlp result{mlp, mlp, load_linears({&down}, {}).front(), activation};
   if (needs_stock()) {

@@ -57,13 +57,13 @@ std::shared_ptr<ActivationsHandle> FusedOps::consume(const Value& value, const P
   }
   const auto source = in_floats(value);
   auto activations = std::make_shared<ActivationsHandle>(*machine_);
-  program_->add([from = source->floats->id, to = activations->id, columns = source->columns, weight,
-                 &consumer](PhaseContext& c) {
-    kernels::Activations& out = c.machine.activations(to);
-    c.machine.context.reshape(out, c.step.size(), consumer, weight != nullptr);
-    kernels::norm_quantize(c.machine.context, c.machine.floats(from), static_cast<std::size_t>(columns), nullptr, weight,
-                           out);
-  });
+  program_->add(
+      [from = source->floats->id, to = activations->id, columns = source->columns, weight, &consumer](PhaseContext& c) {
+        kernels::Activations& out = c.machine.activations(to);
+        c.machine.context.reshape(out, c.step.size(), consumer, weight != nullptr);
+        kernels::norm_quantize(c.machine.context, c.machine.floats(from), static_cast<std::size_t>(columns), nullptr,
+                               weight, out);
+      });
   return activations;
 }
 
@@ -177,8 +177,8 @@ Value FusedOps::attend(const Value& q, const Value& k, const Value& v, const Att
         first_column += i == 0 ? spec.heads * spec.head_dim : spec.kv_heads * spec.head_dim;
       }
       to.first_head = first_column / spec.head_dim;
-      program_->add([matrix = &projection->group->matrices[m], input = projection->inputs[m]->id,
-                     eps = projection->eps, to, y = rotated.id, table, columns = mixed->columns](PhaseContext& c) {
+      program_->add([matrix = &projection->group->matrices[m], input = projection->inputs[m]->id, eps = projection->eps,
+                     to, y = rotated.id, table, columns = mixed->columns](PhaseContext& c) {
         kernels::QkvOutput output = to;
         output.places = c.places;
         output.q = c.machine.floats(y, c.step.tokens.size() * static_cast<std::size_t>(columns));
@@ -240,9 +240,9 @@ Value FusedOps::linear_residual(const Value& x, const LinearPtr& linear, const V
   if (!switches_.linear_residual) {
     const Value values[] = {x, residual};
     const std::vector<mx::array> arrays = to_arrays(values);
-    return from_array(StockOps::array_of(stock_->linear_residual(StockOps::value_of(mx::expand_dims(arrays[0], 0)),
-                                                                 packed.stock,
-                                                                 StockOps::value_of(mx::expand_dims(arrays[1], 0)))));
+    return from_array(
+        StockOps::array_of(stock_->linear_residual(StockOps::value_of(mx::expand_dims(arrays[0], 0)), packed.stock,
+                                                   StockOps::value_of(mx::expand_dims(arrays[1], 0)))));
   }
   return add_residual(consume(x, nullptr, packed.matrix()), packed.matrix(), residual);
 }
@@ -280,7 +280,8 @@ Value FusedOps::logits(const Value& x, const NormPtr& norm, const LinearPtr& hea
     result->array = mx::contiguous(mx::astype(mx::squeeze(StockOps::array_of(logits), 0), mx::float32));
     return Value(std::move(result));
   }
-  // All rows emit (a decode step): the last block's epilogue left the head's input. Else the emitting rows are gathered.
+  // All rows emit (a decode step): the last block's epilogue left the head's input. Else the emitting rows are
+  // gathered.
   const kernels::PackedMatrix* matrix = &packed.matrix();
   std::shared_ptr<ActivationsHandle> input;
   if (n == step_->size()) {

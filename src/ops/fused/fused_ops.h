@@ -30,9 +30,7 @@ struct FusedSwitches {
   bool gated_mlp = true;
   bool logits = true;
 
-  [[nodiscard]] bool all() const {
-    return embed && norm_linear && attend && linear_residual && gated_mlp && logits;
-  }
+  [[nodiscard]] bool all() const { return embed && norm_linear && attend && linear_residual && gated_mlp && logits; }
 };
 
 class FusedOps final : public Ops {

@@ -53,13 +53,13 @@ struct FusedOps::Projection {
 
 struct FusedOps::Hidden final : Value::Impl {
   int columns = 0;
-  std::shared_ptr<FloatsHandle> floats;           ///< [T, columns], or null
+  std::shared_ptr<FloatsHandle> floats;            ///< [T, columns], or null
   std::shared_ptr<ActivationsHandle> activations;  ///< what `next` describes, or null
   std::shared_ptr<Next> next;
   const Program* program = nullptr;  ///< that holds the producing phase
   std::shared_ptr<const Projection> projection;
-  std::size_t part = 0;                  ///< of the projection
-  std::optional<mlx::core::array> array;  ///< [T, columns] or [n, vocab]
+  std::size_t part = 0;                                 ///< of the projection
+  std::optional<mlx::core::array> array;                ///< [T, columns] or [n, vocab]
   std::optional<std::size_t> head_tokens, head_logits;  ///< outputs of the program: the result of logits()
 };
 
