@@ -155,7 +155,7 @@ def server() -> Count:
     junit = RESULTS / "server-pytest.xml"
     junit.unlink(missing_ok=True)
     status, _ = run("server", [PYTHON, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", f"--junitxml={junit}",
-                               "tests/server", "tests/robustness"],
+                               "tests/server", "tests/robustness", "tests/structure"],
                     {"GALLEY_BIN": os.environ.get("GALLEY_BIN", str(ROOT / "build" / "galley"))})
     count = Count()
     if junit.exists():
