@@ -85,34 +85,33 @@ const json* object_at(const Keys& keys, const char* key) {
   return value;
 }
 
-/// `rope_scaling`, or the newer `rope_parameters` that holds the base as well.
+/// `rope_theta` and `rope_scaling`, or the newer `rope_parameters` that holds both.
 void read_rope(const std::filesystem::path& file, const Keys& keys, Config& config) {
   config.rope_base = keys.number("rope_theta").value_or(config.rope_base);
   config.rope_traditional = keys.boolean("rope_traditional").value_or(false);
-  const char* key = "rope_scaling";
-  const json* object = object_at(keys, key);
-  if (object == nullptr) object = object_at(keys, key = "rope_parameters");
-  if (object == nullptr) return;
-
-  const Keys rope(file, *object, std::string(key) + ".");
-  if (const json* const base = rope.find("rope_theta")) {
-    if (!base->is_number()) rope.wrong("rope_theta", "a number", *base);
-    config.rope_base = base->get<float>();
+  const json* const older = object_at(keys, "rope_scaling");
+  const json* const newer = object_at(keys, "rope_parameters");
+  if (newer != nullptr) {
+    config.rope_base = Keys(file, *newer, "rope_parameters.").number("rope_theta").value_or(config.rope_base);
   }
-  if (const float part = rope.number("partial_rotary_factor").value_or(1.0F); part != 1.0F) {
+  if (older == nullptr && newer == nullptr) return;
+
+  const std::string key = older != nullptr ? "rope_scaling" : "rope_parameters";
+  const Keys rope(file, older != nullptr ? *older : *newer, key + ".");
+  if (rope.number("partial_rotary_factor").value_or(1.0F) != 1.0F) {
     rope.wrong("partial_rotary_factor", "1", *rope.find("partial_rotary_factor"));
   }
-  const auto newer = rope.string("rope_type");
-  const std::string type = newer ? *newer : rope.string("type").value_or("default");
-  if (type == "default") return;
-  if (type != "linear" && type != "llama3") {
-    keys.fail("\"" + std::string(key) + "\": type \"" + type +
-              "\" is not supported; supported are default, linear, llama3");
+  auto type = rope.string("rope_type");
+  if (!type) type = rope.string("type");
+  if (!type && rope.find("factor") != nullptr) keys.fail("\"" + key + "\" has a factor, but \"rope_type\" is missing");
+  if (!type || *type == "default") return;
+  if (*type != "linear" && *type != "llama3") {
+    keys.fail("\"" + key + "\": type \"" + *type + "\" is not supported; supported are default, linear, llama3");
   }
   RopeScaling& scaling = config.rope_scaling;
-  scaling.type = type;
+  scaling.type = *type;
   scaling.factor = rope.required(rope.number("factor"), "factor");
-  if (type != "llama3") return;
+  if (*type != "llama3") return;
   scaling.low_freq_factor = rope.required(rope.number("low_freq_factor"), "low_freq_factor");
   scaling.high_freq_factor = rope.required(rope.number("high_freq_factor"), "high_freq_factor");
   scaling.original_context = rope.required_int("original_max_position_embeddings");

@@ -122,6 +122,8 @@ TEST(CheckpointFolder, RefusesByNameWhatIsNotSupported) {
   EXPECT_MENTIONS(config_error(R"(, "model_type": "qwen3")"),
                   "model_type \"qwen3\" is not supported; supported is llama");
   EXPECT_MENTIONS(config_error(R"(, "rope_scaling": {"type": "yarn", "factor": 2})"), "type \"yarn\" is not supported");
+  EXPECT_MENTIONS(config_error(R"(, "rope_scaling": {"factor": 2})"), "\"rope_type\" is missing");
+  EXPECT_MENTIONS(config_error(R"(, "rope_scaling": {"type": "linear"})"), "\"rope_scaling.factor\" is missing");
   EXPECT_MENTIONS(config_error(R"(, "hidden_act": "gelu")"), "expected \"silu\", found \"gelu\"");
   EXPECT_MENTIONS(config_error(R"(, "layer_types": ["sliding_attention"])"), "sliding_attention");
   EXPECT_MENTIONS(config_error(R"(, "quantization": {"bits": 4, "group_size": 32, "mode": "mxfp4"})"), "\"mxfp4\"");
