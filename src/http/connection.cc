@@ -87,7 +87,7 @@ Connection::~Connection() {
 
 asio::awaitable<void> Connection::run() {
   const auto self = shared_from_this();
-  // GCC 12 evaluates a co_await behind && or || whatever stands before it; hence the plain steps.
+  // GCC 12 does not short-circuit a co_await behind && in the condition of a loop; hence the plain steps.
   while (!core_->draining) {
     const bool begun = co_await wait_for_request();
     if (!begun) break;
