@@ -253,10 +253,17 @@ void completions(const Service& service, const Request& request, std::shared_ptr
     settle_max_tokens(row, service, *model);
     rows.push_back(std::move(row));
   }
+  std::shared_ptr<Generation> generation;
   if (plan.streaming.stream) {
-    std::make_shared<CompletionStream>(std::move(responder), std::move(plan))->start(*model->engine, std::move(rows));
+    generation = std::make_shared<CompletionStream>(std::move(responder), std::move(plan));
   } else {
-    std::make_shared<CompletionBody>(std::move(responder), std::move(plan))->start(*model->engine, std::move(rows));
+    generation = std::make_shared<CompletionBody>(std::move(responder), std::move(plan));
+  }
+  try {
+    generation->start(*model->engine, std::move(rows));
+  } catch (const Error& error) {
+    if (error.param() != "messages") throw;  // the engine knows a prompt by its name in chats
+    throw Error(error.status(), error.what(), error.code(), "prompt");
   }
 }
 

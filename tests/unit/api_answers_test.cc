@@ -372,6 +372,7 @@ TEST(AnswersOfTheEngine, OverlongPromptNamesBothCounts) {
   EXPECT_EQ(responder->whole->status, 400);
   const Json error = json_of(*responder)["error"];
   EXPECT_EQ(error["code"], "context_length_exceeded");
+  EXPECT_EQ(error["param"], "prompt");
   EXPECT_NE(error["message"].get<std::string>().find("100"), std::string::npos);
   EXPECT_NE(error["message"].get<std::string>().find("64"), std::string::npos);
 }
