@@ -80,7 +80,11 @@ class Server::Impl {
       acceptor_.close(ignored);
       core_->draining = true;
       for_each_connection(&Connection::close_when_idle);
-      drain_begun_.store(true);
+      {
+        const std::lock_guard lock(core_->mutex);
+        drain_begun_.store(true);
+      }
+      core_->idle.notify_all();  // nothing may be busy, and then nobody else says so
     });
     bool drained = false;
     {

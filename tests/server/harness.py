@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = pathlib.Path(os.environ.get("GALLEY_BIN", ROOT / "build" / "galley"))
 MODEL = pathlib.Path(os.environ.get("GALLEY_MODEL", ROOT / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"))
 START_SECONDS = 120
-STOP_SECONDS = 60
+STOP_SECONDS = 20  # less than the default drain timeout: an idle server must not wait for it
 # How long a cancelled row may take to vanish from /stats. A step takes milliseconds; the rest is for a loaded machine.
 SETTLE_SECONDS = 10
 
