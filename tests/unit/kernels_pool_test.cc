@@ -31,6 +31,9 @@ TEST(Pool, WakesParkedWorkersAndServesAnyCaller) {
   Pool pool(2, 0);  // parks at once
   std::atomic<int> total{0};
   const auto add = [&](int begin, int end, int) { total.fetch_add(end - begin); };
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (pool.statistics().parks == 0 && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
+  EXPECT_GT(pool.statistics().parks, 0U);
   for (int i = 0; i < 20; ++i) {
     std::this_thread::sleep_for(std::chrono::microseconds(300));
     pool.for_each(10, 1, add);
@@ -38,7 +41,6 @@ TEST(Pool, WakesParkedWorkersAndServesAnyCaller) {
   std::thread other([&] { pool.for_each(10, 1, add); });
   other.join();
   EXPECT_EQ(total.load(), 210);
-  EXPECT_GT(pool.statistics().parks, 0U);
 }
 
 TEST(Pool, SpreadsWorkOverItsThreads) {
