@@ -4,6 +4,7 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -94,7 +95,8 @@ int serve(ServeOptions options) {
   model->chat_template = files.chat_template;
   model->bos_id = files.checkpoint->assets().bos_id;
   model->add_bos = files.checkpoint->assets().add_bos;
-  model->context = engine_options.context;
+  // What a request may ask for when it names no number: a small KV budget bounds it before the context does.
+  model->context = std::min(engine_options.context, card.max_row_tokens);
   model->engine = engine;
   service->set_model(model);
   fmt::print("{}", ready_card(options, files, card, server.port()));

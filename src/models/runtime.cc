@@ -115,6 +115,7 @@ Runtime make_runtime(const Checkpoint& checkpoint, const RuntimeOptions& options
     runtime.isa = fused.ops->isa().name;
     runtime.threads = fused.ops->threads();
     runtime.weight_bytes = fused.ops->weight_bytes();
+    runtime.max_row_tokens = fused.forward->max_row_tokens();
     const KvUsage usage = fused.forward->kv();
     runtime.kv_plan =
         fmt::format("paged {}, {} blocks of {} tokens, {:.2f} GB budget", options.kv_dtype, usage.blocks_total,
@@ -127,6 +128,7 @@ Runtime make_runtime(const Checkpoint& checkpoint, const RuntimeOptions& options
   const std::size_t budget = budget_of(options, row * static_cast<std::size_t>(options.batch));
   runtime.serial = make_serial_stock_forward(model, {budget, 1});
   if (options.batch > 1) runtime.batched = make_batched_stock_forward(model, {budget, options.batch});
+  runtime.max_row_tokens = runtime.serial->max_row_tokens();
   runtime.kernels = "stock";
   runtime.isa = "mlx";
   runtime.threads = usable_processors();
