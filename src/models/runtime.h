@@ -33,7 +33,7 @@ struct Runtime {
   std::string isa;                   ///< fused: instruction set; stock: "mlx"
   int threads = 1;
   int context = 0;
-  int max_row_tokens = 0;  ///< what one row can hold under the KV budget
+  int max_row_tokens = 0;        ///< what one row can hold under the KV budget
   std::string kv_plan;           ///< for people: "paged, 32-token blocks of f16 …"
   std::size_t weight_bytes = 0;  ///< packed weights (fused)
 };
