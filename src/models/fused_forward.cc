@@ -16,7 +16,7 @@ FusedForward::FusedForward(std::shared_ptr<ops::FusedOps> ops, std::shared_ptr<c
       model_(std::move(model)),
       kv_(model_->attention_layers(), options.kv_element, options.kv_budget_bytes) {
   traits_.split_forwards = false;
-  traits_.look_ahead = false;  // measured: the pool keeps every core busy within a step, so there is nothing to hide
+  traits_.look_ahead = false;  // tokens come from the host; the pool keeps every core busy within a step anyway
   traits_.invariant = ops_->invariant();
   traits_.vocab = model_->config().vocab;
 }
