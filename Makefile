@@ -56,13 +56,13 @@ serve: build model
 test: setup-test model
 	@$(PYTHON) scripts/test.py
 
-test-unit: setup
+test-unit: setup model
 	@$(PYTHON) scripts/test.py unit
 
 test-rust: setup
 	@$(PYTHON) scripts/test.py rust
 
-test-asan: setup
+test-asan: setup model
 	@$(PYTHON) scripts/test.py asan
 
 test-tsan: setup
