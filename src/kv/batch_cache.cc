@@ -4,42 +4,8 @@
 #include <utility>
 
 namespace galley::kv {
-namespace {
 
 namespace mx = mlx::core;
-
-mx::array int_array(std::span<const int> values) {
-  return mx::array(values.data(), {static_cast<int>(values.size())}, mx::int32);
-}
-
-// Rolls row b of [B, H, S, D] right along S by shifts[b].
-mx::array roll_rows(const mx::array& x, std::span<const int> shifts) {
-  const int columns = x.shape(2);
-  const mx::array shift = mx::reshape(int_array(shifts), {-1, 1, 1, 1});
-  const mx::array column = mx::reshape(mx::arange(columns), {1, 1, -1, 1});
-  const mx::array source = mx::remainder(mx::subtract(column, shift), mx::array(columns));
-  return mx::take_along_axis(x, source, 2);
-}
-
-// Puts `cache` into a buffer of `capacity` columns so that its end falls on `end`. A batch without keys yet takes heads
-// and widths from `like`.
-KeysValues aligned(const std::optional<KeysValues>& buffer, int rows, int own_end, int end, int capacity,
-                   const KeysValues& like) {
-  const auto align = [&](const mx::array* own, const mx::array& other) {
-    mx::array x = own != nullptr ? *own : mx::zeros({rows, other.shape(1), 0, other.shape(3)}, other.dtype());
-    const int left = end - own_end;
-    int right = capacity - x.shape(2) - left;
-    if (right < 0) {
-      x = mx::slice(x, {0, 0, 0, 0}, {x.shape(0), x.shape(1), x.shape(2) + right, x.shape(3)});
-      right = 0;
-    }
-    if (left == 0 && right == 0) return x;
-    return mx::pad(x, {{0, 0}, {0, 0}, {left, right}, {0, 0}});
-  };
-  return {align(buffer ? &buffer->keys : nullptr, like.keys), align(buffer ? &buffer->values : nullptr, like.values)};
-}
-
-}  // namespace
 
 BatchKvCache::BatchKvCache(std::vector<int> left_padding) : left_padding_(std::move(left_padding)) {
   offset_.reserve(left_padding_.size());
@@ -57,22 +23,19 @@ BatchKvCache BatchKvCache::merge(std::span<const KvCache* const> rows) {
   for (const KvCache* row : rows) padding.push_back(longest - row->size());
   if (longest == 0) return BatchKvCache(std::vector<int>(rows.size(), 0));
 
+  std::vector<KeysValues> parts;
+  for (const KvCache* row : rows) {
+    parts.push_back(row->size() == 0 ? zeros_like(*like, longest)
+                                     : padded(row->buffer()->slice(0, row->size()), longest - row->size(), 0));
+  }
   BatchKvCache merged(std::move(padding));
-  const auto side_by_side = [&](mx::array KeysValues::*part) {
-    std::vector<mx::array> aligned_rows;
-    for (const KvCache* row : rows) {
-      const mx::array& shape = like->*part;
-      mx::array tokens = row->size() == 0 ? mx::zeros({1, shape.shape(1), 0, shape.shape(3)}, shape.dtype())
-                                          : row->buffer()->slice(0, row->size()).*part;
-      aligned_rows.push_back(mx::pad(tokens, {{0, 0}, {0, 0}, {longest - row->size(), 0}, {0, 0}}));
-    }
-    return mx::concatenate(aligned_rows, 0);
-  };
-  merged.buffer_ = KeysValues{side_by_side(&KeysValues::keys), side_by_side(&KeysValues::values)};
+  merged.buffer_ = stacked(parts);
   for (int& offset : merged.offset_) offset += longest;
   merged.end_ = longest;
   return merged;
 }
+
+std::unique_ptr<BatchCache> BatchKvCache::clone() const { return std::make_unique<BatchKvCache>(*this); }
 
 ops::RopeOffset BatchKvCache::offset() const { return int_array(offset_); }
 
@@ -94,15 +57,13 @@ KeysValues BatchKvCache::update_and_fetch(const mx::array& k, const mx::array& v
   return buffer_->slice(0, end_);
 }
 
-void BatchKvCache::prepare(std::vector<int> right_padding) {
-  if (std::ranges::any_of(right_padding, [](int padding) { return padding > 0; })) {
-    right_padding_ = std::move(right_padding);
-  }
+void BatchKvCache::prepare(const std::vector<int>&, const std::vector<int>& right_padding) {
+  if (std::ranges::any_of(right_padding, [](int padding) { return padding > 0; })) right_padding_ = right_padding;
 }
 
 void BatchKvCache::finalize() {
   if (right_padding_.empty()) return;
-  buffer_ = KeysValues{roll_rows(buffer_->keys, right_padding_), roll_rows(buffer_->values, right_padding_)};
+  buffer_ = rolled_by_row(*buffer_, right_padding_);
   for (std::size_t row = 0; row < offset_.size(); ++row) {
     offset_[row] -= right_padding_[row];
     left_padding_[row] += right_padding_[row];
@@ -110,19 +71,10 @@ void BatchKvCache::finalize() {
   right_padding_.clear();
 }
 
-void BatchKvCache::filter(std::span<const int> rows) {
-  if (buffer_) {
-    const mx::array index = int_array(rows);
-    buffer_ = KeysValues{mx::take(buffer_->keys, index, 0), mx::take(buffer_->values, index, 0)};
-  }
-  std::vector<int> offset;
-  std::vector<int> padding;
-  for (const int row : rows) {
-    offset.push_back(offset_[static_cast<std::size_t>(row)]);
-    padding.push_back(left_padding_[static_cast<std::size_t>(row)]);
-  }
-  offset_ = std::move(offset);
-  left_padding_ = std::move(padding);
+void BatchKvCache::filter(const std::vector<int>& rows) {
+  if (buffer_) buffer_ = taken(*buffer_, rows);
+  offset_ = taken(offset_, rows);
+  left_padding_ = taken(left_padding_, rows);
   const int common = left_padding_.empty() ? 0 : *std::ranges::min_element(left_padding_);
   if (common <= 0) return;
   if (buffer_) buffer_ = buffer_->slice(common, buffer_->capacity());
@@ -130,7 +82,8 @@ void BatchKvCache::filter(std::span<const int> rows) {
   for (int& each : left_padding_) each -= common;
 }
 
-void BatchKvCache::extend(const BatchKvCache& other) {
+void BatchKvCache::extend(const BatchCache& added) {
+  const auto& other = dynamic_cast<const BatchKvCache&>(added);
   const int end = std::max(end_, other.end_);
   if (buffer_ || other.buffer_) {
     const int capacity = std::max(buffer_ ? buffer_->capacity() : 0, other.buffer_ ? other.buffer_->capacity() : 0);
@@ -139,8 +92,7 @@ void BatchKvCache::extend(const BatchKvCache& other) {
     const KeysValues theirs = aligned(other.buffer_, other.rows(), other.end_, end, capacity, like);
     for (int& padding : left_padding_) padding += end - end_;
     for (const int padding : other.left_padding_) left_padding_.push_back(padding + end - other.end_);
-    buffer_ =
-        KeysValues{mx::concatenate({mine.keys, theirs.keys}, 0), mx::concatenate({mine.values, theirs.values}, 0)};
+    buffer_ = stacked({mine, theirs});
     end_ = end;
   } else {
     left_padding_.insert(left_padding_.end(), other.left_padding_.begin(), other.left_padding_.end());
@@ -150,11 +102,8 @@ void BatchKvCache::extend(const BatchKvCache& other) {
 
 KvCache BatchKvCache::extract(int row) const {
   if (!buffer_) return {};
-  const KeysValues tokens = buffer_->slice(left_padding_[static_cast<std::size_t>(row)], end_);
-  const auto own = [&](const mx::array& a) {
-    return mx::contiguous(mx::slice(a, {row, 0, 0, 0}, {row + 1, a.shape(1), a.shape(2), a.shape(3)}));
-  };
-  return KvCache::holding({own(tokens.keys), own(tokens.values)});
+  const KeysValues tokens = buffer_->row(row).slice(left_padding_[static_cast<std::size_t>(row)], end_);
+  return KvCache::holding({mx::contiguous(tokens.keys), mx::contiguous(tokens.values)});
 }
 
 int BatchKvCache::trim(int tokens) {
@@ -162,6 +111,11 @@ int BatchKvCache::trim(int tokens) {
   end_ -= trimmed;
   for (int& offset : offset_) offset -= trimmed;
   return trimmed;
+}
+
+std::vector<mx::array> BatchKvCache::arrays() const {
+  if (!buffer_) return {};
+  return {buffer_->keys, buffer_->values};
 }
 
 }  // namespace galley::kv

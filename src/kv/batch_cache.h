@@ -10,21 +10,24 @@
 #include <mlx/mlx.h>
 
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "kv/cache_kinds.h"
 #include "kv/contiguous.h"
 
 namespace galley::kv {
 
-class BatchKvCache final : public ops::StockLayerKv {
+class BatchKvCache final : public BatchCache {
  public:
   /// Empty rows, `left_padding` columns of which will be padding.
   explicit BatchKvCache(std::vector<int> left_padding);
   /// Rows of their own caches side by side, padded on the left to the longest.
   static BatchKvCache merge(std::span<const KvCache* const> rows);
 
+  [[nodiscard]] std::unique_ptr<BatchCache> clone() const override;
   [[nodiscard]] ops::RopeOffset offset() const override;
   /// Always a bool array [B, 1, tokens, end + tokens], also for one row and one token, as in mlx-lm.
   [[nodiscard]] ops::AttentionMask mask(int tokens, int window) const override;
@@ -34,25 +37,24 @@ class BatchKvCache final : public ops::StockLayerKv {
   /// Appends k and v [B, kv_heads, L, D] and returns the columns [0, end).
   KeysValues update_and_fetch(const mlx::core::array& k, const mlx::core::array& v);
 
-  /// Announces that the next write is right-padded by so many tokens a row; call finalize() after it.
-  void prepare(std::vector<int> right_padding);
-  /// Turns the right padding of the write since prepare() into left padding.
-  void finalize();
-  /// Keeps these rows, in this order, and drops columns that are padding for all of them.
-  void filter(std::span<const int> rows);
-  /// Adds another batch's rows behind this one's, aligned at the end.
-  void extend(const BatchKvCache& other);
+  void prepare(const std::vector<int>& lengths, const std::vector<int>& right_padding) override;
+  void finalize() override;
+  /// Also drops columns that are padding for all the rows that stay.
+  void filter(const std::vector<int>& rows) override;
+  /// The two batches are aligned at the end.
+  void extend(const BatchCache& other) override;
   /// A row's tokens as a cache of its own.
   [[nodiscard]] KvCache extract(int row) const;
   /// Forgets the last `tokens` columns (at most all) of every row; returns how many.
   int trim(int tokens);
 
   [[nodiscard]] int rows() const { return static_cast<int>(offset_.size()); }
-  [[nodiscard]] int end() const { return end_; }
+  [[nodiscard]] int size() const override { return end_; }
   [[nodiscard]] std::span<const int> offsets() const { return offset_; }
   [[nodiscard]] std::span<const int> left_padding() const { return left_padding_; }
   [[nodiscard]] const std::optional<KeysValues>& buffer() const { return buffer_; }
-  [[nodiscard]] std::size_t nbytes() const { return buffer_ ? buffer_->nbytes() : 0; }
+  [[nodiscard]] std::size_t nbytes() const override { return buffer_ ? buffer_->nbytes() : 0; }
+  [[nodiscard]] std::vector<mlx::core::array> arrays() const override;
 
  private:
   std::optional<KeysValues> buffer_;

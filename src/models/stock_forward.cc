@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
 #include <string>
 #include <utility>
 
-#include "kv/contiguous.h"
+#include "kv/cache_kinds.h"
 #include "ops/error.h"
 
 namespace galley::models {
@@ -13,16 +14,20 @@ namespace {
 
 namespace mx = mlx::core;
 
-// One token through fresh caches shows what a token of KV weighs. Nothing is evaluated.
-std::size_t measure_kv_bytes(ops::StockOps& ops, const Model& model) {
-  std::vector<kv::KvCache> caches(model.attention_layers().size());
+// One token through fresh caches shows what a token of KV weighs in each layer. Nothing is evaluated.
+std::vector<std::size_t> measure_kv_bytes(ops::StockOps& ops, const Model& model) {
+  std::vector<std::unique_ptr<kv::RowCache>> caches;
   std::vector<ops::LayerKv*> layers;
-  for (auto& cache : caches) layers.push_back(&cache);
+  for (const ops::AttentionSpec& layer : model.attention_layers()) {
+    caches.push_back(kv::make_row_cache(layer));
+    layers.push_back(caches.back().get());
+  }
   ops.begin(mx::zeros({1, 1}, mx::int32));
   model.forward(ops, layers);
-  std::size_t bytes = 0;
+  std::vector<std::size_t> bytes;
   for (const auto& cache : caches) {
-    bytes += cache.nbytes() / static_cast<std::size_t>(cache.buffer()->capacity());
+    const auto columns = static_cast<std::size_t>(cache->arrays().front().shape(2));
+    bytes.push_back(cache->nbytes() / columns);
   }
   return bytes;
 }
@@ -36,13 +41,16 @@ std::shared_ptr<StockModel> load_stock_model(const Checkpoint& checkpoint, bool 
   auto stock = std::make_shared<StockModel>();
   stock->ops = std::make_unique<ops::StockOps>(numerics);
   stock->model = load_model(checkpoint, *stock->ops);
-  for (const auto& layer : stock->model->attention_layers()) {
-    if (layer.window > 0) {
-      throw ModelError(checkpoint.path().string() + ": sliding-window attention is not supported by contiguous caches");
-    }
-  }
-  stock->kv_bytes_per_token = measure_kv_bytes(*stock->ops, *stock->model);
+  stock->kv_bytes = measure_kv_bytes(*stock->ops, *stock->model);
+  stock->kv_bytes_per_token = std::accumulate(stock->kv_bytes.begin(), stock->kv_bytes.end(), std::size_t{0});
   return stock;
+}
+
+std::size_t StockModel::row_bytes(std::size_t tokens, std::size_t piece) const {
+  const auto layers = model->attention_layers();
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < layers.size(); ++i) bytes += kv_bytes[i] * kv::most_columns(layers[i], tokens, piece);
+  return bytes;
 }
 
 StockForward::StockForward(std::shared_ptr<StockModel> model, const StockOptions& options)
@@ -54,18 +62,13 @@ StockForward::StockForward(std::shared_ptr<StockModel> model, const StockOptions
 }
 
 std::size_t StockForward::reserved_with(const RowSpec* another) const {
-  std::size_t rows = 0;
-  std::size_t total = 0;
-  std::size_t longest = 0;
+  std::vector<std::size_t> tokens;
   const auto count = [&](const RowSpec& spec) {
-    const std::size_t tokens = static_cast<std::size_t>(spec.prompt_tokens) + static_cast<std::size_t>(spec.max_tokens);
-    ++rows;
-    total += tokens + kv::growth_tokens;
-    longest = std::max(longest, tokens + kv::growth_tokens);
+    tokens.push_back(static_cast<std::size_t>(spec.prompt_tokens) + static_cast<std::size_t>(spec.max_tokens));
   };
   for (const auto& [id, spec] : rows_) count(spec);
   if (another != nullptr) count(*another);
-  return projected_bytes(rows, total, longest);
+  return projected_bytes(tokens);
 }
 
 KvUsage StockForward::kv() const {
@@ -78,14 +81,14 @@ KvUsage StockForward::kv() const {
   return usage;
 }
 
-std::size_t StockForward::bytes_for(int tokens) const {
-  return (static_cast<std::size_t>(tokens) + kv::growth_tokens) * model_->kv_bytes_per_token;
-}
+std::size_t StockForward::bytes_for(int tokens) const { return row_bytes(static_cast<std::size_t>(tokens)); }
 
 int StockForward::max_row_tokens() const {
-  const std::size_t tokens = options_.kv_budget / model_->kv_bytes_per_token;
-  return tokens <= kv::growth_tokens ? 0
-                                     : static_cast<int>(std::min<std::size_t>(tokens - kv::growth_tokens, 1U << 30));
+  int fits = 0;
+  for (int step = 1 << 29; step > 0; step /= 2) {
+    if (bytes_for(fits + step) <= options_.kv_budget) fits += step;
+  }
+  return fits;
 }
 
 bool StockForward::can_join(const RowSpec& spec) const {

@@ -2,9 +2,10 @@
 //
 //  serial   each row has caches of its own and runs at B = 1, as generate_step does.
 //  batched  rows share left-padded caches, as BatchGenerator does: a prompt batch P that prefills ragged pieces
-//  together,
-//           a separate L = 1 forward for prompts that reached their last token, and a generation batch G they then
-//           join.
+//           together, a separate L = 1 forward for prompts that reached their last token, and a generation batch G
+//           they then join.
+//
+// Every layer gets the kind of cache that its AttentionSpec asks for (kv/cache_kinds.h).
 //
 // Both look ahead: launch() feeds the tokens of the previous step straight from the device. That holds for sampled rows
 // too, since they are sampled by a task of the MLX stream (stock_forward_sampling.h).
@@ -30,7 +31,12 @@ namespace galley::models {
 struct StockModel {
   std::unique_ptr<ops::StockOps> ops;
   std::unique_ptr<Model> model;
-  std::size_t kv_bytes_per_token = 0;  ///< of one row, all layers
+  std::vector<std::size_t> kv_bytes;   ///< of one token, by attention layer
+  std::size_t kv_bytes_per_token = 0;  ///< their sum
+
+  /// Most bytes that the KV of a row of `tokens` tokens takes when its prompt comes in pieces of at most `piece`: with
+  /// what full layers grow ahead, and no more than a window and a piece for sliding ones.
+  [[nodiscard]] std::size_t row_bytes(std::size_t tokens, std::size_t piece) const;
 };
 
 /// Loads `checkpoint` for the stock backend. GGUF files compute in float32, MLX folders in their stored types.
@@ -40,6 +46,7 @@ std::shared_ptr<StockModel> load_stock_model(const Checkpoint& checkpoint, bool 
 struct StockOptions {
   std::size_t kv_budget = 0;  ///< bytes that rows may reserve
   int max_rows = 1;           ///< rows at a time
+  int prefill_step = 2048;    ///< tokens of the longest prompt part, which decides how wide a ring can get
 };
 
 /// Sees every row's log-probabilities [vocab], evaluated, in the model's own type, at the collect() that reports them.
@@ -51,8 +58,8 @@ using ShapeProbe = std::function<void(int rows, int length, int columns)>;
 /// What both kinds share: rows, the KV budget, and steps in flight.
 ///
 /// Budget: a contiguous batch is as wide as its longest row, so B rows reserve B x the longest (prompt + max_tokens),
-/// projected anew at each join; serial rows reserve each their own length. Both add one growth step of 256 tokens, the
-/// most by which a buffer can exceed what is in it. Copies while a batch is merged, split or filtered are not counted.
+/// projected anew at each join; serial rows reserve each their own length. Copies while a batch is merged, split or
+/// filtered are not counted.
 class StockForward : public Forward {
  public:
   [[nodiscard]] const ForwardTraits& traits() const override { return traits_; }
@@ -79,10 +86,13 @@ class StockForward : public Forward {
   /// The row is gone from rows().
   virtual void on_leave(RowId row) = 0;
   [[nodiscard]] virtual std::size_t used_bytes() const = 0;
-  /// Bytes reserved by `rows` rows that hold `total` tokens together, the longest of them `longest`.
-  [[nodiscard]] virtual std::size_t projected_bytes(std::size_t rows, std::size_t total, std::size_t longest) const = 0;
+  /// Bytes reserved by rows that come to hold so many tokens each.
+  [[nodiscard]] virtual std::size_t projected_bytes(const std::vector<std::size_t>& tokens) const = 0;
 
   [[nodiscard]] const StockModel& model() const { return *model_; }
+  [[nodiscard]] std::size_t row_bytes(std::size_t tokens) const {
+    return model_->row_bytes(tokens, static_cast<std::size_t>(options_.prefill_step));
+  }
   [[nodiscard]] bool joined(RowId row) const { return rows_.contains(row); }
   [[nodiscard]] sample::RowSampler* sampler(RowId row) const { return rows_.at(row).sampler; }
   /// One forward over tokens [B, L] -> logits [B, L, vocab], lazy. `caches`: one a layer, `columns` wide so far.

@@ -1,10 +1,11 @@
 // PromptProcessingBatch and GenerationBatch of mlx-lm.
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <unordered_set>
 #include <utility>
 
-#include "kv/batch_cache.h"
+#include "kv/cache_kinds.h"
 #include "models/stock_forward.h"
 #include "ops/error.h"
 
@@ -16,14 +17,14 @@ namespace mx = mlx::core;
 // Rows that run together, and their caches.
 struct RowBatch {
   std::vector<RowId> rows;
-  std::vector<kv::BatchKvCache> layers;
+  std::vector<std::unique_ptr<kv::BatchCache>> layers;
   std::optional<mx::array> next;  ///< uint32 [B]: the tokens the last step picked (generation only)
 
   [[nodiscard]] bool empty() const { return rows.empty(); }
 
   [[nodiscard]] std::size_t nbytes() const {
     std::size_t bytes = 0;
-    for (const auto& layer : layers) bytes += layer.nbytes();
+    for (const auto& layer : layers) bytes += layer->nbytes();
     return bytes;
   }
 
@@ -35,14 +36,15 @@ struct RowBatch {
     std::vector<RowId> kept;
     for (const int index : keep) kept.push_back(rows[static_cast<std::size_t>(index)]);
     rows = std::move(kept);
-    for (auto& layer : layers) layer.filter(keep);
+    for (auto& layer : layers) layer->filter(keep);
     if (next) next = mx::take(*next, mx::array(keep.data(), {static_cast<int>(keep.size())}, mx::int32), 0);
   }
 
   /// Takes the rows at `indices` (ascending) out, into a batch of their own. Copies and filters both, as mlx-lm does,
   /// also when nothing stays behind.
   RowBatch split(const std::vector<int>& indices) {
-    RowBatch taken = *this;
+    RowBatch taken{rows, {}, next};
+    for (const auto& layer : layers) taken.layers.push_back(layer->clone());
     std::vector<int> left;
     for (int i = 0; i < static_cast<int>(rows.size()); ++i) {
       if (!std::ranges::binary_search(indices, i)) left.push_back(i);
@@ -59,21 +61,20 @@ struct RowBatch {
     }
     if (other.empty()) return;
     rows.insert(rows.end(), other.rows.begin(), other.rows.end());
-    for (std::size_t i = 0; i < layers.size(); ++i) layers[i].extend(other.layers[i]);
+    for (std::size_t i = 0; i < layers.size(); ++i) layers[i]->extend(*other.layers[i]);
     if (next && other.next) next = mx::concatenate({*next, *other.next});
   }
 
   [[nodiscard]] std::vector<ops::LayerKv*> caches() {
     std::vector<ops::LayerKv*> pointers;
-    for (auto& layer : layers) pointers.push_back(&layer);
+    for (auto& layer : layers) pointers.push_back(layer.get());
     return pointers;
   }
 
   void evaluate_caches() const {
     std::vector<mx::array> written;
     for (const auto& layer : layers) {
-      written.push_back(layer.buffer()->keys);
-      written.push_back(layer.buffer()->values);
+      for (mx::array& array : layer->arrays()) written.push_back(std::move(array));
     }
     mx::eval(std::move(written));
     mx::clear_cache();
@@ -120,8 +121,8 @@ class BatchedStockForward final : public StockForward {
 
   [[nodiscard]] std::size_t used_bytes() const override { return prompts_.nbytes() + generating_.nbytes(); }
 
-  [[nodiscard]] std::size_t projected_bytes(std::size_t rows, std::size_t, std::size_t longest) const override {
-    return rows * longest * model().kv_bytes_per_token;
+  [[nodiscard]] std::size_t projected_bytes(const std::vector<std::size_t>& tokens) const override {
+    return tokens.empty() ? 0 : tokens.size() * row_bytes(*std::ranges::max_element(tokens));
   }
 
   // Rows that left since the last launch rode that launch; now they go, all at once.
@@ -162,8 +163,9 @@ class BatchedStockForward final : public StockForward {
       if (std::ranges::find(prompts_.rows, part.row) == prompts_.rows.end()) fresh.rows.push_back(part.row);
     }
     if (fresh.empty()) return;
-    fresh.layers.assign(model().model->attention_layers().size(),
-                        kv::BatchKvCache(std::vector<int>(fresh.rows.size(), 0)));
+    for (const ops::AttentionSpec& layer : model().model->attention_layers()) {
+      fresh.layers.push_back(kv::make_batch_cache(layer, static_cast<int>(fresh.rows.size())));
+    }
     prompts_.extend(std::move(fresh));
   }
 
@@ -190,23 +192,25 @@ class BatchedStockForward final : public StockForward {
     for (const auto& piece : pieces) longest = std::max(longest, piece.size());
     if (longest == 0) return;
     std::vector<std::int32_t> padded(pieces.size() * longest, 0);
+    std::vector<int> lengths;
     std::vector<int> padding;
     for (std::size_t i = 0; i < pieces.size(); ++i) {
       std::ranges::copy(pieces[i], padded.begin() + static_cast<std::ptrdiff_t>(i * longest));
+      lengths.push_back(static_cast<int>(pieces[i].size()));
       padding.push_back(static_cast<int>(longest - pieces[i].size()));
     }
-    for (auto& layer : batch.layers) layer.prepare(padding);
+    for (auto& layer : batch.layers) layer->prepare(lengths, padding);
     forward(mx::array(padded.data(), {static_cast<int>(pieces.size()), static_cast<int>(longest)}, mx::int32),
-            batch.caches(), batch.layers.front().end());
+            batch.caches(), batch.layers.front()->size());
     batch.evaluate_caches();
     if (std::ranges::all_of(padding, [](int n) { return n == 0; })) return;
-    for (auto& layer : batch.layers) layer.finalize();
+    for (auto& layer : batch.layers) layer->finalize();
     batch.evaluate_caches();
   }
 
   // One token a row, [B, 1].
   SampledRows step(RowBatch& batch, mx::array tokens) {
-    const mx::array logits = mx::take(forward(std::move(tokens), batch.caches(), batch.layers.front().end()), 0, 1);
+    const mx::array logits = mx::take(forward(std::move(tokens), batch.caches(), batch.layers.front()->size()), 0, 1);
     std::vector<sample::RowSampler*> samplers;
     for (const RowId row : batch.rows) samplers.push_back(sampler(row));
     SampledRows picked = sample_rows(batch.rows, std::move(samplers),

@@ -1,8 +1,9 @@
-// generate_step of mlx-lm: plain caches, B = 1.
+// generate_step of mlx-lm: each row's own caches, B = 1.
 #include <algorithm>
+#include <memory>
 #include <utility>
 
-#include "kv/contiguous.h"
+#include "kv/cache_kinds.h"
 #include "models/stock_forward.h"
 #include "ops/error.h"
 
@@ -18,7 +19,7 @@ class SerialStockForward final : public StockForward {
 
  private:
   struct Row {
-    std::vector<kv::KvCache> layers;
+    std::vector<std::unique_ptr<kv::RowCache>> layers;
     std::optional<mx::array> next;  ///< uint32 [1]: the token its last step picked
   };
 
@@ -43,18 +44,24 @@ class SerialStockForward final : public StockForward {
   [[nodiscard]] std::size_t used_bytes() const override {
     std::size_t bytes = 0;
     for (const auto& [id, row] : states_) {
-      for (const auto& layer : row.layers) bytes += layer.nbytes();
+      for (const auto& layer : row.layers) bytes += layer->nbytes();
     }
     return bytes;
   }
 
-  [[nodiscard]] std::size_t projected_bytes(std::size_t, std::size_t total, std::size_t) const override {
-    return total * model().kv_bytes_per_token;
+  [[nodiscard]] std::size_t projected_bytes(const std::vector<std::size_t>& tokens) const override {
+    std::size_t bytes = 0;
+    for (const std::size_t each : tokens) bytes += row_bytes(each);
+    return bytes;
   }
 
   Row& state(RowId id) {
     Row& row = states_[id];
-    if (row.layers.empty()) row.layers.resize(model().model->attention_layers().size());
+    if (row.layers.empty()) {
+      for (const ops::AttentionSpec& layer : model().model->attention_layers()) {
+        row.layers.push_back(kv::make_row_cache(layer));
+      }
+    }
     return row;
   }
 
@@ -64,23 +71,22 @@ class SerialStockForward final : public StockForward {
 
   static std::vector<ops::LayerKv*> caches(Row& row) {
     std::vector<ops::LayerKv*> layers;
-    for (auto& layer : row.layers) layers.push_back(&layer);
+    for (auto& layer : row.layers) layers.push_back(layer.get());
     return layers;
   }
 
   void prefill(Row& row, std::span<const std::int32_t> tokens) {
-    forward(as_batch(tokens), caches(row), row.layers.front().size());
+    forward(as_batch(tokens), caches(row), row.layers.front()->size());
     std::vector<mx::array> written;
     for (const auto& layer : row.layers) {
-      written.push_back(layer.buffer()->keys);
-      written.push_back(layer.buffer()->values);
+      for (mx::array& array : layer->arrays()) written.push_back(std::move(array));
     }
     mx::eval(std::move(written));
     mx::clear_cache();
   }
 
   SampledRows step(RowId id, Row& row, mx::array tokens) {
-    const mx::array logits = mx::take(forward(std::move(tokens), caches(row), row.layers.front().size()), 0, 1);
+    const mx::array logits = mx::take(forward(std::move(tokens), caches(row), row.layers.front()->size()), 0, 1);
     // Over all axes, as generate_step does; the batched path reduces over the last one.
     SampledRows picked =
         sample_rows({id}, {sampler(id)}, mx::subtract(logits, mx::logsumexp(logits, /*keepdims=*/true)));

@@ -60,7 +60,7 @@ std::vector<float> columns_of(const mx::array& cache, int row) {
 
 void expect_row(const BatchKvCache& cache, int index, int row, int tokens) {
   ASSERT_EQ(cache.offsets()[static_cast<std::size_t>(index)], tokens);
-  ASSERT_EQ(cache.left_padding()[static_cast<std::size_t>(index)], cache.end() - tokens);
+  ASSERT_EQ(cache.left_padding()[static_cast<std::size_t>(index)], cache.size() - tokens);
   const KvCache own = cache.extract(index);
   ASSERT_EQ(own.size(), tokens);
   const auto keys = columns_of(own.buffer()->keys, 0);
@@ -79,7 +79,7 @@ void write(BatchKvCache& cache, const std::vector<Piece>& rows) {
 // Rows 0, 1, 2 with 2, 5 and 3 tokens, written ragged.
 BatchKvCache ragged() {
   BatchKvCache cache({0, 0, 0});
-  cache.prepare({3, 0, 2});
+  cache.prepare({2, 5, 3}, {3, 0, 2});
   write(cache, {{0, 0, 2, 5}, {1, 0, 5, 5}, {2, 0, 3, 5}});
   cache.finalize();
   return cache;
@@ -113,7 +113,7 @@ TEST(KvCache, MaskIsCausalOnlyForSeveralTokens) {
 
 TEST(BatchKvCache, FinalizeTurnsRightPaddingIntoLeftPadding) {
   const BatchKvCache cache = ragged();
-  EXPECT_EQ(cache.end(), 5);
+  EXPECT_EQ(cache.size(), 5);
   expect_row(cache, 0, 0, 2);
   expect_row(cache, 1, 1, 5);
   expect_row(cache, 2, 2, 3);
@@ -139,7 +139,7 @@ TEST(BatchKvCache, FilterDropsRowsAndCommonPadding) {
   BatchKvCache cache = ragged();
   const std::vector<int> keep{0, 2};
   cache.filter(keep);
-  EXPECT_EQ(cache.end(), 3);
+  EXPECT_EQ(cache.size(), 3);
   EXPECT_EQ(cache.left_padding()[1], 0);
   expect_row(cache, 0, 0, 2);
   expect_row(cache, 1, 2, 3);
@@ -162,7 +162,7 @@ TEST(BatchKvCache, ExtendAlignsAtTheEndWhicheverIsLonger) {
     BatchKvCache& joined = longer_first ? big : small;
     joined.extend(longer_first ? small : big);
     ASSERT_EQ(joined.rows(), 4);
-    EXPECT_EQ(joined.end(), 5);
+    EXPECT_EQ(joined.size(), 5);
     const int first = longer_first ? 0 : 1;
     expect_row(joined, first, 0, 2);
     expect_row(joined, first + 1, 1, 5);
@@ -183,7 +183,7 @@ TEST(BatchKvCache, ExtendWithUnequalCapacities) {
   write(big, {{1, 0, 90, 90}});
   for (int position = 90; position < 600; position += 10) write(big, {{1, position, 10, 10}});
   small.extend(big);
-  EXPECT_EQ(small.end(), 600);
+  EXPECT_EQ(small.size(), 600);
   expect_row(small, 0, 3, 2);
   expect_row(small, 1, 1, 600);
 }
@@ -201,7 +201,7 @@ TEST(BatchKvCache, EmptyRowsJoinRowsWithTokens) {
   BatchKvCache both({0});
   both.extend(BatchKvCache({0}));
   EXPECT_EQ(both.rows(), 2);
-  EXPECT_EQ(both.end(), 0);
+  EXPECT_EQ(both.size(), 0);
 }
 
 TEST(BatchKvCache, MergeOfSingleRowsAndBack) {
@@ -212,17 +212,17 @@ TEST(BatchKvCache, MergeOfSingleRowsAndBack) {
   }
   const std::vector<const KvCache*> pointers{rows.data(), &rows[1], &rows[2]};
   const BatchKvCache merged = BatchKvCache::merge(pointers);
-  EXPECT_EQ(merged.end(), 7);
+  EXPECT_EQ(merged.size(), 7);
   expect_row(merged, 0, 0, 4);
   expect_row(merged, 1, 1, 7);
   EXPECT_EQ(merged.offsets()[2], 0);
-  EXPECT_EQ(BatchKvCache::merge(std::vector<const KvCache*>{&rows[2]}).end(), 0);
+  EXPECT_EQ(BatchKvCache::merge(std::vector<const KvCache*>{&rows[2]}).size(), 0);
 }
 
 TEST(BatchKvCache, TrimForgetsTheLastTokensOfEveryRow) {
   BatchKvCache cache = ragged();
   EXPECT_EQ(cache.trim(1), 1);
-  EXPECT_EQ(cache.end(), 4);
+  EXPECT_EQ(cache.size(), 4);
   expect_row(cache, 0, 0, 1);
   expect_row(cache, 1, 1, 4);
   write(cache, {{0, 1, 1, 1}, {1, 4, 1, 1}, {2, 2, 1, 1}});
