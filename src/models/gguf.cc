@@ -1,9 +1,12 @@
 #include "models/gguf.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <cstdio>
 #include <limits>
 #include <span>
+#include <utility>
 
 #include "models/checkpoint_numbers.h"
 #include "models/checkpoint_shapes.h"
@@ -20,6 +23,49 @@ constexpr std::uint64_t max_name = 65535;
 // The least bytes that an entry can take: bounds on counts, checked before anything is allocated.
 constexpr std::uint64_t least_key_value = 8 + 4 + 1;
 constexpr std::uint64_t least_tensor = 8 + 4 + 8 + 4 + 8;
+
+// Pieces of a split model: "<stem>-00002-of-00003.gguf", numbered from 1.
+constexpr std::size_t piece_digits = 5;
+constexpr std::int64_t max_pieces = 99999;
+constexpr std::string_view piece_of = "-of-", extension = ".gguf";
+constexpr std::size_t piece_tail = 1 + piece_digits + piece_of.size() + piece_digits + extension.size();
+
+std::string piece_name(const std::string& stem, std::int64_t number, std::int64_t count) {
+  std::array<char, 64> tail;
+  std::snprintf(tail.data(), tail.size(), "-%05lld-of-%05lld.gguf", static_cast<long long>(number),
+                static_cast<long long>(count));
+  return stem + tail.data();
+}
+
+/// What a piece's name says: the model's, the piece's number, how many there are.
+struct PieceName {
+  std::string stem;
+  std::int64_t number, count;
+};
+
+std::optional<PieceName> parse_piece(const std::filesystem::path& path) {
+  const std::string name = path.filename().string();
+  if (name.size() <= piece_tail) return std::nullopt;
+  const auto digits = [&](std::size_t at) {
+    std::int64_t value = 0;
+    for (std::size_t i = at; i < at + piece_digits; ++i) {
+      if (name[i] < '0' || name[i] > '9') return std::int64_t{-1};
+      value = 10 * value + (name[i] - '0');
+    }
+    return value;
+  };
+  const std::size_t at = name.size() - piece_tail;
+  const PieceName piece{name.substr(0, at), digits(at + 1), digits(at + 1 + piece_digits + piece_of.size())};
+  const bool sound =
+      piece.number >= 1 && piece.count >= piece.number && name == piece_name(piece.stem, piece.number, piece.count);
+  return sound ? std::optional(piece) : std::nullopt;
+}
+
+/// Where the metadata is: the first piece beside the named one, or the file itself.
+std::filesystem::path first_piece(const std::filesystem::path& path) {
+  const auto piece = parse_piece(path);
+  return piece ? path.parent_path() / piece_name(piece->stem, 1, piece->count) : path;
+}
 
 bool multiply(std::uint64_t a, std::uint64_t b, std::uint64_t& product) {
   return !__builtin_mul_overflow(a, b, &product);
@@ -74,7 +120,11 @@ class GgufFile::Cursor {
   std::size_t at_ = 0;
 };
 
-GgufFile::GgufFile(const std::filesystem::path& path) : file_(path) {
+GgufFile::GgufFile(const std::filesystem::path& path) : GgufFile(first_piece(path), Piece{}) {
+  if (const std::int64_t count = integer("split.count").value_or(1); count > 1) join_pieces(count);
+}
+
+GgufFile::GgufFile(const std::filesystem::path& path, Piece) : file_(path) {
   Cursor cursor(file_.path(), file_.bytes());
   if (cursor.read<std::uint32_t>("the magic number") != magic) {
     cursor.fail("not a GGUF file: it does not begin with \"GGUF\"");
@@ -91,6 +141,54 @@ GgufFile::GgufFile(const std::filesystem::path& path) : file_(path) {
   }
   read_metadata(cursor, value_count);
   read_tensors(cursor, tensor_count);
+}
+
+void GgufFile::join_pieces(std::int64_t count) {
+  const auto require = [](const GgufFile& piece, bool holds, const std::string& what) {
+    if (!holds) throw ModelError(piece.path().string() + ": " + what);
+  };
+  const auto name = parse_piece(path());
+  require(*this, name && count <= max_pieces && name->count == count,
+          "metadata \"split.count\" says that this is one of " + std::to_string(count) +
+              " pieces; expected a name that ends in " + piece_name("", 1, std::min(count, max_pieces)));
+  for (std::int64_t number = 1; number <= count; ++number) {
+    if (number > 1) {
+      const auto sibling = path().parent_path() / piece_name(name->stem, number, count);
+      others_.push_back(GgufFile(sibling, Piece{}));
+    }
+    const GgufFile& piece = number == 1 ? *this : others_.back();
+    const std::int64_t its_number = piece.integer("split.no").value_or(-1);
+    const std::int64_t its_count = piece.integer("split.count").value_or(-1);
+    require(piece, its_number == number - 1 && its_count == count,
+            "metadata \"split.no\" and \"split.count\" are " + std::to_string(its_number) + " and " +
+                std::to_string(its_count) + ", expected " + std::to_string(number - 1) + " and " +
+                std::to_string(count));
+  }
+  for (GgufFile& piece : others_) {
+    for (GgufTensor& tensor : piece.tensors_) {
+      require(piece, by_name_.emplace(tensor.name, tensors_.size()).second,
+              "tensor \"" + tensor.name + "\" occurs in an earlier piece too");
+      tensors_.push_back(std::move(tensor));
+    }
+    piece.tensors_.clear();
+    piece.by_name_.clear();
+  }
+  if (const auto total = integer("split.tensors.count")) {
+    require(*this, *total == static_cast<std::int64_t>(tensors_.size()),
+            "metadata \"split.tensors.count\" is " + std::to_string(*total) + ", but the pieces hold " +
+                std::to_string(tensors_.size()) + " tensors");
+  }
+}
+
+std::size_t GgufFile::size() const {
+  std::size_t bytes = file_.bytes().size();
+  for (const GgufFile& piece : others_) bytes += piece.size();
+  return bytes;
+}
+
+void GgufFile::release_pages() const noexcept {
+  file_.release_pages();
+  for (const GgufFile& piece : others_) piece.release_pages();
 }
 
 std::size_t GgufFile::scalar_bytes(ValueType type) {
@@ -214,6 +312,7 @@ void GgufFile::place_tensors(std::size_t header_end, const std::vector<std::uint
   }
   const auto step = static_cast<std::uint64_t>(alignment);
   const std::uint64_t start = (header_end + step - 1) / step * step;
+  const std::uint64_t end = file_.bytes().size();
 
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     GgufTensor& tensor = tensors_[i];
@@ -235,9 +334,9 @@ void GgufFile::place_tensors(std::size_t header_end, const std::vector<std::uint
       fail(what + ": offset " + std::to_string(offsets[i]) + " is not a multiple of the alignment, " +
            std::to_string(step));
     }
-    if (!fits || start > size() || offsets[i] > size() - start || bytes > size() - start - offsets[i]) {
+    if (!fits || start > end || offsets[i] > end - start || bytes > end - start - offsets[i]) {
       fail(what + ", " + tensor.type->name + ": expected " + std::to_string(bytes) + " bytes at offset " +
-           std::to_string(offsets[i]) + " of the tensor data, but the file ends at " + std::to_string(size()) +
+           std::to_string(offsets[i]) + " of the tensor data, but the file ends at " + std::to_string(end) +
            ": it is truncated or damaged");
     }
     tensor.data = file_.bytes().data() + start + offsets[i];

@@ -23,16 +23,22 @@ struct GgufTensor {
   const std::byte* data = nullptr;  ///< inside the mapping, type->block_bytes * (elements / type->block) bytes
 };
 
+/// One file, or all the pieces of a split one ("name-00001-of-00003.gguf", as llama-gguf-split leaves them) seen as
+/// one: the first piece's metadata, every piece's tensors. Whichever piece is named, all are opened.
+///
 /// The whole header is checked on opening: every count, length, offset and extent lies inside the file, names are
-/// unique, types are known. Anything else is a ModelError naming the file and the key or tensor.
+/// unique, types are known, pieces belong together. Anything else is a ModelError naming the file and the key or
+/// tensor.
 class GgufFile {
  public:
   explicit GgufFile(const std::filesystem::path& path);
 
+  /// Of the first piece.
   [[nodiscard]] const std::filesystem::path& path() const { return file_.path(); }
-  [[nodiscard]] std::size_t size() const { return file_.bytes().size(); }
+  /// Bytes on disk, of all pieces.
+  [[nodiscard]] std::size_t size() const;
   [[nodiscard]] std::uint32_t version() const { return version_; }
-  void release_pages() const noexcept { file_.release_pages(); }
+  void release_pages() const noexcept;
 
   [[nodiscard]] const std::vector<GgufTensor>& tensors() const { return tensors_; }
   /// Null when absent.
@@ -59,6 +65,10 @@ class GgufFile {
   using Value = std::variant<std::int64_t, std::uint64_t, double, bool, std::string_view, Array>;
   class Cursor;
 
+  struct Piece {};  // opens one file alone, whatever it says of being split
+  GgufFile(const std::filesystem::path& path, Piece);
+
+  void join_pieces(std::int64_t count);
   void read_metadata(Cursor& cursor, std::uint64_t count);
   void read_tensors(Cursor& cursor, std::uint64_t count);
   void place_tensors(std::size_t header_end, const std::vector<std::uint64_t>& offsets);
@@ -73,6 +83,7 @@ class GgufFile {
   std::map<std::string, Value> metadata_;
   std::vector<GgufTensor> tensors_;
   std::map<std::string, std::size_t> by_name_;
+  std::vector<GgufFile> others_;  ///< the second piece and those after it; they own their mappings
 };
 
 }  // namespace galley::models

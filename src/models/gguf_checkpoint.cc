@@ -9,80 +9,12 @@
 #include "models/checkpoint_numbers.h"
 #include "models/checkpoint_shapes.h"
 #include "models/gguf.h"
+#include "models/gguf_matrix.h"
 #include "models/gguf_metadata.h"
 #include "ops/error.h"
 
 namespace galley::models {
 namespace {
-
-/// Where a row of a query or key projection lies in the file. Hugging Face pairs element i of a head with element
-/// i + head_dim/2 for rotation; GGUF files of the llama architecture have such pairs side by side.
-int stored_row(int row, int head_dim) {
-  if (head_dim == 0) return row;
-  const int within = row % head_dim;
-  const int half = head_dim / 2;
-  return row - within + 2 * (within % half) + within / half;
-}
-
-class GgufMatrix final : public ops::MatrixSource {
- public:
-  /// `head_dim`: of a projection whose rows are permuted, else 0.
-  GgufMatrix(const GgufTensor& tensor, std::string name, int head_dim)
-      : tensor_(tensor),
-        name_(std::move(name)),
-        rows_(static_cast<int>(tensor.shape[0])),
-        cols_(static_cast<int>(tensor.shape[1])),
-        head_dim_(head_dim),
-        blocks_(tensor.shape[1] / tensor.type->block) {}
-
-  [[nodiscard]] const std::string& name() const override { return name_; }
-  [[nodiscard]] int rows() const override { return rows_; }
-  [[nodiscard]] int cols() const override { return cols_; }
-  [[nodiscard]] bool quantized() const override { return tensor_.type->quantized(); }
-  [[nodiscard]] ops::AffineFormat affine() const override { return tensor_.type->affine; }
-  [[nodiscard]] ops::ElementType type() const override { return tensor_.type->type; }
-
-  void codes(int row, std::span<std::uint8_t> out) const override {
-    require(quantized() && out.size() == tensor_.shape[1], "codes");
-    tensor_.type->codes(row_bytes(row), blocks_, out.data());
-  }
-
-  void scales(int row, std::span<float> scale, std::span<float> bias) const override {
-    require(quantized() && scale.size() == groups() && bias.size() == groups(), "scales");
-    tensor_.type->scales(row_bytes(row), blocks_, scale.data(), bias.data());
-  }
-
-  void values(int row, std::span<float> out) const override {
-    require(out.size() == tensor_.shape[1], "values");
-    if (!quantized()) {
-      widen(tensor_.type->type, row_bytes(row), out);
-      return;
-    }
-    std::vector<std::uint8_t> code(out.size());
-    std::vector<float> scale(groups());
-    std::vector<float> bias(groups());
-    codes(row, code);
-    scales(row, scale, bias);
-    expand_affine(code, scale, bias, out);
-  }
-
- private:
-  void require(bool holds, const char* what) const {
-    if (!holds) throw Error(500, "tensor \"" + name_ + "\": " + what + "() asked with the wrong sizes or type");
-  }
-  [[nodiscard]] std::size_t groups() const {
-    return tensor_.shape[1] / static_cast<std::size_t>(tensor_.type->affine.group);
-  }
-  [[nodiscard]] const std::byte* row_bytes(int row) const {
-    require(row >= 0 && row < rows_, "a row");
-    return tensor_.data + static_cast<std::size_t>(stored_row(row, head_dim_)) * blocks_ * tensor_.type->block_bytes;
-  }
-
-  const GgufTensor& tensor_;
-  std::string name_;
-  int rows_, cols_, head_dim_;
-  std::size_t blocks_;  // in a row
-};
 
 struct Entry {
   const GgufTensor* tensor;
@@ -132,7 +64,7 @@ class GgufCheckpoint final : public Checkpoint {
   [[nodiscard]] std::unique_ptr<ops::MatrixSource> matrix(const std::string& name, int rows, int cols) const override {
     const std::array<std::uint64_t, 2> shape{static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols)};
     const Entry& entry = find(name, shape);
-    return std::make_unique<GgufMatrix>(*entry.tensor, name, entry.permuted ? config_.head_dim : 0);
+    return make_gguf_matrix(*entry.tensor, name, entry.permuted ? config_.head_dim : 0);
   }
 
   [[nodiscard]] ops::VectorSource vector(const std::string& name, int size) const override {
@@ -148,7 +80,7 @@ class GgufCheckpoint final : public Checkpoint {
     if (!entry.permuted) return {name, std::move(stored), type.type};
     std::vector<float> values(shape[0]);
     for (int row = 0; row < size; ++row) {
-      values[static_cast<std::size_t>(row)] = stored[static_cast<std::size_t>(stored_row(row, config_.head_dim))];
+      values[static_cast<std::size_t>(row)] = stored[static_cast<std::size_t>(gguf_stored_row(row, config_.head_dim))];
     }
     return {name, std::move(values), type.type};
   }

@@ -103,9 +103,6 @@ RopeScaling rope_scaling(const GgufFile& file, const Config& config) {
 
 /// Options of the architecture that change the numbers and that the llama family here does not have.
 void refuse_unsupported(const GgufFile& file) {
-  if (const int shards = int_or(file, "split.count", 1); shards > 1) {
-    fail(file, "one of " + std::to_string(shards) + " pieces of a split model; merge them with llama-gguf-split first");
-  }
   for (const char* key : {"llama.expert_count", "llama.attention.sliding_window"}) {
     if (const int value = int_or(file, key, 0); value != 0) {
       fail(file, "metadata \"" + std::string(key) + "\" is " + std::to_string(value) + ", which is not supported");

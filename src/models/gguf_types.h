@@ -19,6 +19,10 @@ struct GgufType {
   // Decoders of `blocks` consecutive blocks; null for plain numbers. One scale and bias per affine.group elements.
   void (*codes)(const std::byte* row, std::size_t blocks, std::uint8_t* out);
   void (*scales)(const std::byte* row, std::size_t blocks, float* scale, float* bias);
+  // The same scales as they are stored, in two levels with one run a block; null where they have one level. Halves are
+  // written as bits; biases only with level_biases.
+  void (*levels)(const std::byte* row, std::size_t blocks, const ops::ScaleLevels& out) = nullptr;
+  bool level_biases = false;
 
   [[nodiscard]] bool quantized() const { return codes != nullptr; }
 };
@@ -26,7 +30,7 @@ struct GgufType {
 /// Null for a type that is not supported.
 const GgufType* find_gguf_type(std::uint32_t id);
 
-/// The name of any type, supported or not: "Q6_K", or "number 77" for an unknown one.
+/// The name of any type, supported or not: "IQ3_S", or "number 77" for an unknown one.
 std::string gguf_type_name(std::uint32_t id);
 
 /// "F32, F16, Q4_0 …": for messages.

@@ -28,4 +28,7 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
+/// The same for the pages that lie wholly within `bytes`, a piece of some mapping.
+void release_pages(std::span<const std::byte> bytes) noexcept;
+
 }  // namespace galley::models

@@ -19,6 +19,17 @@ struct AffineFormat {
   int group = 32;  ///< 16, 32, 64 or 128
 };
 
+/// Scales in two levels, as K-quants store them: scale = half-precision number of a run of columns * small integer of
+/// the group, and the same for the bias. The products are exact in fp32.
+struct ScaleRuns {
+  int columns = 0;      ///< in a run, a multiple of the group; 0: scales have one level
+  bool biases = false;  ///< false: every bias is -2^(bits-1) * scale, and levels() writes none
+};
+struct ScaleLevels {
+  std::span<std::uint16_t> run_scale, run_bias;  ///< `cols / run` halves, as bits
+  std::span<std::int8_t> scale, bias;            ///< `cols / group` integers
+};
+
 /// A matrix [rows, cols]. The object borrows the mapped file and must not outlive its checkpoint.
 class MatrixSource {
  public:
@@ -37,6 +48,10 @@ class MatrixSource {
   virtual void codes(int row, std::span<std::uint8_t> out) const = 0;
   /// `cols / group` scales and biases.
   virtual void scales(int row, std::span<float> scale, std::span<float> bias) const = 0;
+  /// Whether scales() can also be had in two levels, which take less room.
+  [[nodiscard]] virtual ScaleRuns runs() const { return {}; }
+  /// Only where runs() says so.
+  virtual void levels(int /*row*/, const ScaleLevels& /*out*/) const {}
   /// The row as numbers: stored ones converted exactly, quantized ones as float(scale * code + bias).
   virtual void values(int row, std::span<float> out) const = 0;
 };

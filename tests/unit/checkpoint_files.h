@@ -143,10 +143,14 @@ struct SmallGguf {
   std::string skip;          ///< a metadata key or tensor to leave out
   std::uint32_t q_type = 0;  ///< type and data of blk.0.attn_q.weight [32, 32]
   std::string q_data;        ///< empty: element (row, column) of a plain f32 matrix is 100 * row + column
+  std::uint32_t intermediate = 32;
+  std::uint32_t down_type = 0;  ///< the same for blk.0.ffn_down.weight [32, intermediate]
+  std::string down_data;
   std::string chat_template = "{{ messages }}<|im_end|>";
+  bool tensors = true;  ///< false: metadata alone
 };
 
-/// One layer, hidden 32, two heads of 16, one key/value head, intermediate 32, vocabulary 4, tied head. Plain f32:
+/// One layer, hidden 32, two heads of 16, one key/value head, vocabulary 4, tied head. Plain f32:
 /// element (row, column) of every matrix is 100 * row + column, of a vector its index.
 inline GgufWriter small_gguf(const SmallGguf& options = {}) {
   GgufWriter out;
@@ -159,7 +163,7 @@ inline GgufWriter small_gguf(const SmallGguf& options = {}) {
   integer("llama.block_count", 1);
   integer("llama.context_length", 64);
   integer("llama.embedding_length", 32);
-  integer("llama.feed_forward_length", 32);
+  integer("llama.feed_forward_length", options.intermediate);
   integer("llama.attention.head_count", 2);
   integer("llama.attention.head_count_kv", 1);
   if (wanted("llama.attention.layer_norm_rms_epsilon")) out.number("llama.attention.layer_norm_rms_epsilon", 1e-5F);
@@ -175,7 +179,7 @@ inline GgufWriter small_gguf(const SmallGguf& options = {}) {
   if (!options.chat_template.empty()) out.string("tokenizer.chat_template", options.chat_template);
 
   const auto matrix = [&](const std::string& name, std::uint64_t rows, std::uint64_t cols) {
-    if (!wanted(name)) return;
+    if (!wanted(name) || !options.tensors) return;
     std::vector<float> values;
     for (std::uint64_t row = 0; row < rows; ++row) {
       for (std::uint64_t col = 0; col < cols; ++col) values.push_back(static_cast<float>(100 * row + col));
@@ -185,7 +189,7 @@ inline GgufWriter small_gguf(const SmallGguf& options = {}) {
   const auto vector = [&](const std::string& name, std::uint64_t size) {
     std::vector<float> values;
     for (std::uint64_t i = 0; i < size; ++i) values.push_back(static_cast<float>(i));
-    if (wanted(name)) out.tensor(name, {size}, 0, bytes_of(values));
+    if (wanted(name) && options.tensors) out.tensor(name, {size}, 0, bytes_of(values));
   };
   matrix("token_embd.weight", 4, 32);
   vector("output_norm.weight", 32);
@@ -199,9 +203,13 @@ inline GgufWriter small_gguf(const SmallGguf& options = {}) {
   matrix("blk.0.attn_v.weight", 16, 32);
   matrix("blk.0.attn_output.weight", 32, 32);
   vector("blk.0.ffn_norm.weight", 32);
-  matrix("blk.0.ffn_gate.weight", 32, 32);
-  matrix("blk.0.ffn_up.weight", 32, 32);
-  matrix("blk.0.ffn_down.weight", 32, 32);
+  matrix("blk.0.ffn_gate.weight", options.intermediate, 32);
+  matrix("blk.0.ffn_up.weight", options.intermediate, 32);
+  if (options.down_data.empty()) {
+    matrix("blk.0.ffn_down.weight", 32, options.intermediate);
+  } else {
+    out.tensor("blk.0.ffn_down.weight", {32, options.intermediate}, options.down_type, options.down_data);
+  }
   return out;
 }
 

@@ -94,15 +94,26 @@ Outcomes fuzz(const std::string& good, std::size_t header, int rounds, Open&& op
 
 TEST(CheckpointFuzz, Gguf) {
   const test::TempFolder folder;
-  test::SmallGguf options;
-  options.q_type = 3;
-  options.q_data = std::string(32 * 20, '\x35');
-  const std::string good = test::small_gguf(options).bytes();
-  const std::size_t header = good.find("blk.0.ffn_down.weight") + 64;
-  const Outcomes outcomes = fuzz(
-      good, header, 4000, [&](const std::string& bytes) { return open_checkpoint(folder.write("model.gguf", bytes)); });
-  EXPECT_GT(outcomes.loaded, 0);
-  EXPECT_GT(outcomes.refused, 1000);
+  // Type and bytes of a row of 256: one type a row in blocks of 32, and every K-quant.
+  struct Kind {
+    std::uint32_t type;
+    std::size_t row;
+    int rounds;
+  };
+  for (const Kind kind :
+       {Kind{3, 160, 4000}, {6, 176, 1000}, {7, 192, 1000}, {12, 144, 1500}, {13, 176, 1500}, {14, 210, 1500}}) {
+    test::SmallGguf options;
+    options.intermediate = 256;
+    options.down_type = kind.type;
+    options.down_data = std::string(32 * kind.row, '\x35');
+    const std::string good = test::small_gguf(options).bytes();
+    const std::size_t header = good.find("blk.0.ffn_down.weight") + 64;
+    const Outcomes outcomes = fuzz(good, header, kind.rounds, [&](const std::string& bytes) {
+      return open_checkpoint(folder.write("model.gguf", bytes));
+    });
+    EXPECT_GT(outcomes.loaded, 0) << kind.type;
+    EXPECT_GT(outcomes.refused, kind.rounds / 4) << kind.type;
+  }
 }
 
 TEST(CheckpointFuzz, EveryTruncationOfAGgufIsRefused) {

@@ -198,11 +198,11 @@ TEST(CheckpointGguf, RefusesByNameWhatIsNotSupported) {
   EXPECT_MENTIONS(error_of(small_gguf(options).bytes()), "architecture \"mamba\" is not supported; supported is llama");
 
   options = {};
-  options.q_type = 14;
+  options.q_type = 11;
   options.q_data = std::string(1024, 'x');
   const std::string type = error_of(small_gguf(options).bytes());
-  EXPECT_MENTIONS(type, "\"blk.0.attn_q.weight\" has type Q6_K");
-  EXPECT_MENTIONS(type, "F32, F16, BF16, Q4_0, Q4_1, Q8_0");
+  EXPECT_MENTIONS(type, "\"blk.0.attn_q.weight\" has type Q3_K");
+  EXPECT_MENTIONS(type, "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K");
 
   auto file = small_gguf();
   file.string("llama.rope.scaling.type", "yarn");

@@ -62,19 +62,21 @@ TEST(StockLinear, GroupsThatMlxLacksAreExpanded) {
 }
 
 TEST(StockLinear, PackedAndDenseGiveTheSameProduct) {
-  const MemoryMatrix source = random_affine({4, 32});
   std::vector<float> ones(kCols, 0.5F);
   const mx::array x(ones.data(), {1, 1, kCols});
   const VectorSource bias{"b", {1, 2, 3, 4, 5, 6}, ElementType::f32};
-  const auto packed = numbers(StockLinear(source, &bias, {}).apply(x));
-  const auto dense = numbers(StockLinear(source, &bias, {.dense = true}).apply(x));
-  const auto values = expanded(source);
-  for (int row = 0; row < kRows; ++row) {
-    double sum = row + 1;
-    for (int col = 0; col < kCols; ++col)
-      sum += 0.5 * static_cast<double>(values[static_cast<std::size_t>(row * kCols + col)]);
-    EXPECT_NEAR(packed[static_cast<std::size_t>(row)], sum, 1e-3);
-    EXPECT_NEAR(dense[static_cast<std::size_t>(row)], sum, 1e-3);
+  for (const AffineFormat format : {AffineFormat{4, 32}, {5, 32}, {6, 32}, {8, 32}, {6, 16}}) {
+    const MemoryMatrix source = random_affine(format);
+    const auto packed = numbers(StockLinear(source, &bias, {}).apply(x));
+    const auto dense = numbers(StockLinear(source, &bias, {.dense = true}).apply(x));
+    const auto values = expanded(source);
+    for (int row = 0; row < kRows; ++row) {
+      double sum = row + 1;
+      for (int col = 0; col < kCols; ++col)
+        sum += 0.5 * static_cast<double>(values[static_cast<std::size_t>(row * kCols + col)]);
+      EXPECT_NEAR(packed[static_cast<std::size_t>(row)], sum, 1e-3) << format.bits;
+      EXPECT_NEAR(dense[static_cast<std::size_t>(row)], sum, 1e-3) << format.bits;
+    }
   }
 }
 
@@ -133,6 +135,56 @@ TEST(StockOps, GatedMlpByBothActivations) {
                   static_cast<double>(in[static_cast<std::size_t>(row)]) + activated * b, 1e-4);
     }
   }
+}
+
+TEST(StockOps, EmbeddingsAreScaledInTheirOwnType) {
+  const MemoryMatrix table = MemoryMatrix::plain("e", 2, 2, {1.0F, -2.0F, 3.0F, 0.5F});
+  StockOps ops;
+  ops.begin(mx::array({1, 0}, {1, 2}));
+  const LinearPtr embedding = ops.load_embedding(table);
+  EXPECT_EQ(numbers(StockOps::array_of(ops.embed(embedding, 8.0F))), (std::vector<float>{24, 4, 8, -16}));
+  EXPECT_EQ(numbers(StockOps::array_of(ops.embed(embedding))), (std::vector<float>{3, 0.5F, 1, -2}));
+}
+
+TEST(StockOps, PostNormsStandBeforeTheSum) {
+  constexpr int kSize = 4;
+  const MemoryMatrix twice = MemoryMatrix::plain("w", kSize, kSize, {2, 0, 0, 0, 0, 2, 0, 0, 0, 0, 2, 0, 0, 0, 0, 2});
+  const VectorSource weight{"n", {1, 2, 3, 4}, ElementType::f32};
+  StockOps ops;
+  ops.begin(mx::array({0}, {1, 1}));
+  const NormPtr norm = ops.load_norm(weight, 0.0F);
+  const Value x = StockOps::value_of(mx::array({3.0F, -3.0F, 3.0F, -3.0F}, {1, 1, kSize}));
+  const Value residual = StockOps::value_of(mx::array({10.0F, 20.0F, 30.0F, 40.0F}, {1, 1, kSize}));
+  const auto linear = ops.load_linears({&twice}, {}).front();
+  // 2 x has a root mean square of 6, so the normed product is the sign of x times the weight.
+  EXPECT_EQ(numbers(StockOps::array_of(ops.linear_norm_residual(x, linear, norm, residual))),
+            (std::vector<float>{11, 18, 33, 36}));
+
+  GatedMlp mlp = ops.load_mlp(twice, twice, twice, Activation::gelu_tanh);
+  const NormPtr plain = ops.load_norm({"p", {1, 1, 1, 1}, ElementType::f32}, 0.0F);
+  const auto branch = numbers(StockOps::array_of(ops.gated_mlp(residual, plain, mlp)));
+  mlp.post_norm = norm;
+  const auto normed = numbers(StockOps::array_of(ops.gated_mlp(residual, plain, mlp)));
+  const auto base = numbers(StockOps::array_of(residual));
+  double square = 0;
+  for (std::size_t i = 0; i < kSize; ++i) square += std::pow(static_cast<double>(branch[i] - base[i]), 2) / kSize;
+  for (std::size_t i = 0; i < kSize; ++i) {
+    EXPECT_NEAR(normed[i], base[i] + (branch[i] - base[i]) / static_cast<float>(std::sqrt(square)) * weight.values[i],
+                1e-4);
+  }
+}
+
+TEST(StockOps, HalfPrecisionSumsAfterAPostNormSaturate) {
+  const MemoryMatrix identity = MemoryMatrix::plain("w", 2, 2, {1, 0, 0, 1});
+  StockOps ops;
+  ops.begin(mx::array({0}, {1, 1}));
+  const NormPtr norm = ops.load_norm({"n", {60000, 1}, ElementType::f16}, 0.0F);
+  const mx::array x = mx::astype(mx::array({1.0F, 1.0F}, {1, 1, 2}), mx::float16);
+  const mx::array residual = mx::astype(mx::array({60000.0F, 2.0F}, {1, 1, 2}), mx::float16);
+  const Value sum = ops.linear_norm_residual(StockOps::value_of(x), ops.load_linears({&identity}, {}).front(), norm,
+                                             StockOps::value_of(residual));
+  EXPECT_EQ(StockOps::array_of(sum).dtype(), mx::float16);
+  EXPECT_EQ(numbers(mx::astype(StockOps::array_of(sum), mx::float32)), (std::vector<float>{65504, 3}));
 }
 
 }  // namespace
