@@ -243,8 +243,10 @@ TEST_P(AttentionTest, BitsDoNotDependOnChunksThreadsOrNeighbours) {
       const Sequence sequence(s, tokens, out_group);
       TestPool first(s.element, s.kv_heads, s.dim, 32, 2);
       const auto expected = sequence.feed(one, first, first.table(tokens), {1}).bits;
-      for (const auto& bits : expected) {  // no garbage leaked in
-        for (std::size_t i = static_cast<std::size_t>(s.heads * s.dim / 4); i < bits.size(); i += 3) {
+      for (const auto& bits : expected) {  // no garbage leaked into the scales
+        const auto begin = static_cast<std::size_t>(s.heads * s.dim / 4);
+        const auto end = begin + static_cast<std::size_t>(3 * s.heads * s.dim / out_group);
+        for (std::size_t i = begin; i < end; i += 3) {
           ASSERT_LT(bits[i] & 0x7fffffffU, 0x7f800000U);
         }
       }

@@ -175,6 +175,8 @@ inline std::vector<std::uint32_t> row_bits(const Activations& a, int row) {
       push(a.sum() + cell);
       push(a.neg() + cell);
     }
+    for (int g = 0; a.form().group == 32 && g < 2 * a.groups(); ++g)
+      push(a.neg16() + 2 * row0 * a.groups() + g * R + at);
   } else {
     for (int c = 0; c < a.k(); ++c)
       push(a.x() + static_cast<std::size_t>(row) * a.stride() + static_cast<std::size_t>(c));

@@ -22,9 +22,10 @@ void Activations::reshape(int rows, int k, ActivationForm form, bool normed, int
   const std::size_t n = static_cast<std::size_t>(rows);
   const std::size_t codes = form.quantized() ? align(n * static_cast<std::size_t>(k)) : 0;
   const std::size_t cells = form.quantized() ? align(n * static_cast<std::size_t>(k / form.group) * 4) : 0;
+  const std::size_t halves = form.group == 32 ? align(n * static_cast<std::size_t>(k / 16) * 4) : 0;
   const std::size_t floats = form.quantized() ? 0 : align(n * stride() * 4);
   const std::size_t squares = normed ? align(n * static_cast<std::size_t>(ssq_groups()) * 4) : 0;
-  const std::size_t need = codes + 3 * cells + floats + squares + 128;
+  const std::size_t need = codes + 3 * cells + halves + floats + squares + 128;
   if (memory_.size() < need) memory_ = AlignedMemory(need + need / 4);
 
   std::byte* p = memory_.data();
@@ -35,12 +36,13 @@ void Activations::reshape(int rows, int k, ActivationForm form, bool normed, int
   };
   q_ = nullptr;
   scale_ = sum_ = x_ = ssq_ = nullptr;
-  neg_ = nullptr;
+  neg_ = neg16_ = nullptr;
   if (form.quantized()) {
     q_ = reinterpret_cast<std::int8_t*>(take(codes));
     scale_ = reinterpret_cast<float*>(take(cells));
     sum_ = reinterpret_cast<float*>(take(cells));
     neg_ = reinterpret_cast<std::int32_t*>(take(cells));
+    if (halves > 0) neg16_ = reinterpret_cast<std::int32_t*>(take(halves));
   } else {
     x_ = reinterpret_cast<float*>(take(floats));
   }

@@ -6,6 +6,7 @@
 //              scale [k/group][R], at scale + row0 * (k/group): value = scale * code
 //              sum   [k/group][R]: scale * (sum of the group's codes), for the weights' bias
 //              neg   [k/group][R]: -(sum of the group's codes), for symmetric weights
+//              neg16 [k/16][R]: the same for each 16 codes, for weights in groups of 16; only for groups of 32
 //   f32 form   x     [rows][stride], stride = k rounded up to 32; columns past k are not read
 //   both       ssq   [ceil(k/32)][R], at ssq + row0 * ceil(k/32): sums of squares of the row before the norm's weight,
 //   per
@@ -42,6 +43,7 @@ class Activations {
   [[nodiscard]] float* scale() const { return scale_; }
   [[nodiscard]] float* sum() const { return sum_; }
   [[nodiscard]] std::int32_t* neg() const { return neg_; }
+  [[nodiscard]] std::int32_t* neg16() const { return neg16_; }
   [[nodiscard]] float* x() const { return x_; }
   [[nodiscard]] float* ssq() const { return ssq_; }
 
@@ -51,7 +53,7 @@ class Activations {
   AlignedMemory memory_;
   std::int8_t* q_ = nullptr;
   float *scale_ = nullptr, *sum_ = nullptr, *x_ = nullptr, *ssq_ = nullptr;
-  std::int32_t* neg_ = nullptr;
+  std::int32_t *neg_ = nullptr, *neg16_ = nullptr;
 };
 
 }  // namespace galley::kernels

@@ -1,5 +1,5 @@
-// Internal: the affine products of one target in both dot-product flavours. Included once per target by simd_dot4.cc
-// and simd_dot8.cc, which set GALLEY_BITS. No include guard on purpose.
+// Internal: the affine products of one target in both dot-product flavours. Included once per target by
+// simd_dot4.cc, 5, 6 and 8, which set GALLEY_BITS. No include guard on purpose.
 #if GALLEY_SIMD_TARGET
 HWY_BEFORE_NAMESPACE();
 namespace galley::kernels {

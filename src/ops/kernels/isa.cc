@@ -81,6 +81,8 @@ const Tables& tables() {
       const Flavour& f = kFlavours[i];
       fill_scalar(all[i]);
       fill_dot4(f.level, f.vnni, all[i]);
+      fill_dot5(f.level, f.vnni, all[i]);
+      fill_dot6(f.level, f.vnni, all[i]);
       fill_dot8(f.level, f.vnni, all[i]);
       fill_plain(f.level, all[i]);
       fill_epilogue(f.level, all[i]);

@@ -62,7 +62,7 @@ struct SegmentTask {
 constexpr float kNothing = -1e30F;
 
 struct KernelTable {
-  ProductFunction affine4 = nullptr, affine8 = nullptr, plain = nullptr;
+  ProductFunction affine4 = nullptr, affine5 = nullptr, affine6 = nullptr, affine8 = nullptr, plain = nullptr;
 
   /// In place: buf[r][c] = buf[r][c] * factor[r] + bias[c]; either may be null.
   void (*scale_bias)(float* buf, std::size_t ld, int rows, int width, const float* factor, const float* bias) = nullptr;
@@ -95,6 +95,8 @@ enum class Level { scalar, avx2, avx3, avx3dl };
 
 void fill_scalar(KernelTable& table);
 void fill_dot4(Level level, bool vnni, KernelTable& table);
+void fill_dot5(Level level, bool vnni, KernelTable& table);
+void fill_dot6(Level level, bool vnni, KernelTable& table);
 void fill_dot8(Level level, bool vnni, KernelTable& table);
 void fill_plain(Level level, KernelTable& table);
 void fill_epilogue(Level level, KernelTable& table);

@@ -51,6 +51,21 @@ const float* rms_factors(Context& context, const Product& p) {
   return factors.data();
 }
 
+ProductFunction product_of(const KernelTable& kernels, const PackedMatrix& w) {
+  switch (w.kind()) {
+    case WeightKind::affine4:
+      return kernels.affine4;
+    case WeightKind::affine5:
+      return kernels.affine5;
+    case WeightKind::affine6:
+      return kernels.affine6;
+    case WeightKind::affine8:
+      return kernels.affine8;
+    default:
+      return kernels.plain;
+  }
+}
+
 // One tile of one unit: `width` stored columns from unit * width on, in buf [rows][width].
 struct Tile {
   int unit, row0, rows, thread;
@@ -64,7 +79,7 @@ void run(Context& context, const Product& p, int units, int width, const Before&
   if (x.rows() == 0) return;
   const PackedMatrix& w = *p.w;
   const KernelTable& kernels = *context.isa().kernels;
-  const ProductFunction product = !w.affine() ? kernels.plain : w.bits() == 4 ? kernels.affine4 : kernels.affine8;
+  const ProductFunction product = product_of(kernels, w);
   const float* factors = rms_factors(context, p);
   const int blocks = width / w.block_columns();
   const auto ld = static_cast<std::size_t>(width);

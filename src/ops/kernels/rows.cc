@@ -6,61 +6,10 @@
 #include <stdexcept>
 #include <string>
 
-#include "ops/kernels/half.h"
 #include "ops/kernels/scratch.h"
 
 namespace galley::kernels {
 namespace {
-
-// One output column of a packed matrix, decoded.
-void decode_column(const PackedMatrix& w, int column, float* y) {
-  const auto columns = static_cast<std::size_t>(w.block_columns());
-  const std::uint8_t* block = w.block(static_cast<std::size_t>(column) / columns);
-  const std::size_t lane = static_cast<std::size_t>(column) % columns;
-  const auto depth = static_cast<std::size_t>(w.depth());
-  const auto half_at = [](const std::uint8_t* p) {
-    std::uint16_t h;
-    std::memcpy(&h, p, 2);
-    return h;
-  };
-  if (!w.affine()) {
-    for (std::size_t k = 0; k < depth; ++k) {
-      const std::size_t at = k * columns + lane;
-      switch (w.kind()) {
-        case WeightKind::f16:
-          y[k] = half_to_float(half_at(block + at * 2));
-          break;
-        case WeightKind::bf16:
-          y[k] = bfloat_to_float(half_at(block + at * 2));
-          break;
-        default:
-          std::memcpy(y + k, block + at * 4, 4);
-          break;
-      }
-    }
-    return;
-  }
-  const auto scale_at = [&](std::size_t index) {
-    if (w.half_scales()) return half_to_float(half_at(block + index * 2));
-    float f;
-    std::memcpy(&f, block + index * 4, 4);
-    return f;
-  };
-  const auto group = static_cast<std::size_t>(w.group()), bits = static_cast<std::size_t>(w.bits());
-  const std::size_t per_group = w.symmetric() ? columns : 2 * columns;
-  const float zero_point = static_cast<float>(1 << (w.bits() - 1));
-  for (std::size_t g = 0; g < depth / group; ++g) {
-    const float scale = scale_at(g * per_group + lane);
-    const float bias = w.symmetric() ? -zero_point * scale : scale_at(g * per_group + columns + lane);
-    for (std::size_t k = g * group; k < (g + 1) * group; ++k) {
-      const std::uint8_t* part = block + w.header_bytes() + k / 32 * columns * 4 * bits;
-      const std::size_t row = k % 32 / 4, j = k % 4;
-      const int code = bits == 8 ? part[(row * columns + lane) * 4 + j]
-                                 : part[(row % 4 * columns + lane) * 4 + j] >> (row < 4 ? 0 : 4) & 15;
-      y[k] = scale * static_cast<float>(code) + bias;
-    }
-  }
-}
 
 // One tile of `out` from rows of x: source(r) is the start of the row.
 template <class Source>
@@ -102,7 +51,7 @@ void embed(Context& context, const PackedMatrix& table, std::span<const std::int
   }
   const auto row = [&](int r) {
     float* to = y + static_cast<std::size_t>(r) * ld;
-    decode_column(table, tokens[static_cast<std::size_t>(r)], to);
+    table.decode(tokens[static_cast<std::size_t>(r)], {to, static_cast<std::size_t>(table.depth())});
     if (scale != 1.0F) {
       for (int k = 0; k < table.depth(); ++k) to[k] *= scale;
     }

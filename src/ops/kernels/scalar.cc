@@ -8,47 +8,35 @@
 
 #include "ops/kernels/half.h"
 #include "ops/kernels/kernel_table.h"
+#include "ops/kernels/pack_read.h"
 
 namespace galley::kernels {
 namespace {
 
-std::uint16_t load16(const std::uint8_t* p) {
-  std::uint16_t h;
-  std::memcpy(&h, p, 2);
-  return h;
-}
-
-float load_scale(const std::uint8_t* header, std::size_t index, bool half) {
-  if (half) return half_to_float(load16(header + index * 2));
-  float f;
-  std::memcpy(&f, header + index * 4, 4);
-  return f;
-}
+std::uint16_t load16(const std::uint8_t* p) { return load_packed<std::uint16_t>(p); }
 
 void affine(const PackedMatrix& w, const Activations& x, std::size_t first, int count, int tile, float* out,
             std::size_t ld, const char*) {
-  const int rows = x.tile_rows(tile), groups = w.groups(), group = w.group(), bits = w.bits();
+  const int rows = x.tile_rows(tile), group = w.group(), zero = zero_point(w);
   const auto lanes = static_cast<std::size_t>(w.lanes());
-  const std::size_t row0 = static_cast<std::size_t>(tile) * x.tile(), per_group = w.symmetric() ? lanes : 2 * lanes;
+  const std::size_t row0 = static_cast<std::size_t>(tile) * x.tile();
   for (int b = 0; b < count; ++b) {
     const std::uint8_t* block = w.block(first + static_cast<std::size_t>(b));
     for (int r = 0; r < rows; ++r) {
       for (std::size_t lane = 0; lane < lanes; ++lane) {
         float acc = 0;
-        for (int g = 0; g < groups; ++g) {
-          std::int32_t dot = 0;
+        for (int g = 0; g < w.groups(); ++g) {
+          std::int32_t dot = 0, sum = 0;
           for (int k = g * group; k < (g + 1) * group; ++k) {
-            const std::uint8_t* part = block + w.header_bytes() + static_cast<std::size_t>(k / 32) * lanes * 4 * bits;
-            const std::size_t row = static_cast<std::size_t>(k % 32 / 4), j = static_cast<std::size_t>(k % 4);
-            const int code = bits == 8 ? part[(row * lanes + lane) * 4 + j]
-                                       : part[(row % 4 * lanes + lane) * 4 + j] >> (row < 4 ? 0 : 4) & 15;
-            dot += code * x.q()[row0 * x.k() + (static_cast<std::size_t>(k / 4) * rows + r) * 4 + j];
+            const std::int32_t q = x.q()[row0 * x.k() + (static_cast<std::size_t>(k / 4) * rows + r) * 4 + k % 4];
+            dot += (code_at(w, block, lane, k) - zero) * q;
+            sum += q;
           }
-          const std::size_t cell = row0 * groups + static_cast<std::size_t>(g) * rows + r;
-          const std::size_t at = static_cast<std::size_t>(g) * per_group + lane;
-          if (w.symmetric()) dot += x.neg()[cell] * (1 << (bits - 1));
-          acc = std::fma(static_cast<float>(dot), load_scale(block, at, w.half_scales()) * x.scale()[cell], acc);
-          if (!w.symmetric()) acc = std::fma(load_scale(block, at + lanes, w.half_scales()), x.sum()[cell], acc);
+          const int step = g * group / x.form().group;
+          const float scale = x.scale()[row0 * x.groups() + static_cast<std::size_t>(step) * rows + r];
+          const PackedScale weights = scale_at(w, block, lane, g);
+          acc = std::fma(static_cast<float>(dot), weights.scale * scale, acc);
+          if (!w.symmetric()) acc = std::fma(weights.bias, scale * static_cast<float>(sum), acc);
         }
         out[r * ld + b * lanes + lane] = acc;
       }
@@ -144,12 +132,18 @@ void quantize(const float* buf, std::size_t ld, int rows, const Activations& out
     const float inverse = largest > 1e-30F ? 127.0F / largest : 0.0F;
     const std::size_t at = static_cast<std::size_t>(row) + r - row0;
     std::int8_t* q = out.q() + row0 * out.k() + static_cast<std::size_t>(g) * group * in_tile + at * 4;
-    std::int32_t sum = 0;
+    std::int32_t sum = 0, half_sum = 0;
     for (int i = 0; i < group; ++i) {
       const float scaled = v[i] * inverse;
       const int code = std::isfinite(scaled) ? static_cast<int>(std::nearbyint(scaled)) : 0;
       q[static_cast<std::size_t>(i / 4) * in_tile * 4 + i % 4] = static_cast<std::int8_t>(code);
       sum += code;
+      if (i == 15) half_sum = sum;
+    }
+    if (group == 32) {
+      std::int32_t* neg16 = out.neg16() + 2 * (row0 * out.groups() + static_cast<std::size_t>(g) * in_tile) + at;
+      neg16[0] = -half_sum;
+      neg16[in_tile] = half_sum - sum;
     }
     const std::size_t cell = row0 * out.groups() + static_cast<std::size_t>(g) * in_tile + at;
     out.scale()[cell] = largest * (1.0F / 127.0F);
@@ -293,7 +287,7 @@ double row_exp(const float* x, std::size_t n, float max, float scale, float* out
 }  // namespace
 
 void fill_scalar(KernelTable& t) {
-  t.affine4 = t.affine8 = affine;
+  t.affine4 = t.affine5 = t.affine6 = t.affine8 = affine;
   t.plain = plain;
   t.scale_bias = scale_bias;
   t.add_residual = add_residual;

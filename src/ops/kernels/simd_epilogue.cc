@@ -134,7 +134,7 @@ HWY_INLINE void StoreCodes4(const std::int8_t (*t)[32], int R, std::int8_t* q) {
 // everything: a faulty row gets a NaN scale and stays visibly faulty.
 HWY_INLINE void Quantize4(const float* HWY_RESTRICT buf, std::size_t ld, int n, int group, int R,
                           std::int8_t* HWY_RESTRICT q, float* HWY_RESTRICT scale, float* HWY_RESTRICT sum,
-                          std::int32_t* HWY_RESTRICT neg) {
+                          std::int32_t* HWY_RESTRICT neg, std::int32_t* HWY_RESTRICT neg16) {
   const DF df;
   const DI di;
   const D4 d4;
@@ -153,8 +153,8 @@ HWY_INLINE void Quantize4(const float* HWY_RESTRICT buf, std::size_t ld, int n, 
   alignas(16) float inverse[4];
   hn::Store(hn::IfThenElseZero(hn::Gt(largest, hn::Set(d4, 1e-30F)), hn::Div(hn::Set(d4, 127.F), largest)), d4,
             inverse);
-  VI total[4];
-  for (int r = 0; r < 4; r++) total[r] = hn::Zero(di);
+  VI total[2][4];  // of the first and the second 16 of each 32
+  for (int r = 0; r < 4; r++) total[0][r] = total[1][r] = hn::Zero(di);
   for (int c = 0; c < group; c += 32) {
     alignas(64) std::int8_t t[4][32];
     for (int r = 0; r < 4; r++) {
@@ -162,7 +162,8 @@ HWY_INLINE void Quantize4(const float* HWY_RESTRICT buf, std::size_t ld, int n, 
       for (int i = 0; i < kPerUnit; i++) {
         const VF x = hn::MulAdd(hn::Load(df, v[r] + c + i * kLanes), hn::Set(df, inverse[r]), hn::Set(df, kMagic));
         k[i] = hn::Sub(hn::BitCast(di, x), hn::Set(di, kMagicBits));
-        total[r] = hn::Add(total[r], k[i]);
+        VI& half = total[i / (kPerUnit / 2)][r];
+        half = hn::Add(half, k[i]);
       }
       ToBytes(k, t[r]);
     }
@@ -175,7 +176,8 @@ HWY_INLINE void Quantize4(const float* HWY_RESTRICT buf, std::size_t ld, int n, 
       }
     }
   }
-  const V4I codes = Reduce4<std::int32_t>(total, OpAdd());
+  const V4I first = Reduce4<std::int32_t>(total[0], OpAdd()), second = Reduce4<std::int32_t>(total[1], OpAdd());
+  const V4I codes = hn::Add(first, second);
   const V4 fs = hn::Mul(sc, hn::ConvertTo(d4, codes));
   alignas(16) float a[4], s[4];
   alignas(16) std::int32_t m[4];
@@ -187,6 +189,11 @@ HWY_INLINE void Quantize4(const float* HWY_RESTRICT buf, std::size_t ld, int n, 
     sum[r] = s[r];
     neg[r] = m[r];
   }
+  if (neg16 == nullptr) return;
+  hn::Store(hn::Neg(first), d4i, m);
+  for (int r = 0; r < n; r++) neg16[r] = m[r];
+  hn::Store(hn::Neg(second), d4i, m);
+  for (int r = 0; r < n; r++) neg16[R + r] = m[r];
 }
 
 void Quantize(const float* buf, std::size_t ld, int rows, const Activations& out, int row, int g) {
@@ -195,9 +202,11 @@ void Quantize(const float* buf, std::size_t ld, int rows, const Activations& out
   const std::size_t at = row - row0;
   const std::size_t cell = row0 * out.groups() + static_cast<std::size_t>(g) * R + at;
   std::int8_t* q = out.q() + row0 * out.k() + static_cast<std::size_t>(g) * group * R + at * 4;
+  std::int32_t* neg16 =
+      group == 32 ? out.neg16() + 2 * (row0 * out.groups() + static_cast<std::size_t>(g) * R) + at : nullptr;
   for (int r = 0; r < rows; r += 4) {
     Quantize4(buf + r * ld, ld, std::min(4, rows - r), group, R, q + r * 4, out.scale() + cell + r,
-              out.sum() + cell + r, out.neg() + cell + r);
+              out.sum() + cell + r, out.neg() + cell + r, neg16 != nullptr ? neg16 + r : nullptr);
   }
 }
 
