@@ -44,8 +44,8 @@ Script script(int prompt, int tokens, int arrival = 0) {
 }
 
 TEST(StockWindows, BatchedRowsAnswerLikeRowsAlone) {
-  const std::vector<Script> all{script(5, 60), script(40, 50), script(1, 30, 3), script(70, 45, 20),
-                                script(17, 40, 41)};
+  const std::vector<Script> all{script(5, 40), script(40, 36), script(1, 36, 3), script(70, 34, 15),
+                                script(17, 34, 28)};
   std::vector<Said> alone;
   for (Script each : all) {
     each.arrival = 0;

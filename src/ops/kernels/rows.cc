@@ -11,22 +11,6 @@
 namespace galley::kernels {
 namespace {
 
-// One tile of `out` from rows of x: source(r) is the start of the row.
-template <class Source>
-void emit_tile(const KernelTable& kernels, const Activations& out, int tile, const float* norm, const Source& source) {
-  alignas(64) float buf[static_cast<std::size_t>(kMaxTile) * kMaxUnit];
-  const int rows = out.tile_rows(tile), row0 = tile * out.tile(), width = unit_of(out);
-  for (int column = 0; column < out.k(); column += width) {
-    const int n = std::min(width, out.k() - column);
-    for (int r = 0; r < rows; ++r) {
-      float* to = buf + r * width;
-      std::memcpy(to, source(row0 + r) + column, static_cast<std::size_t>(n) * sizeof(float));
-      std::fill(to + n, to + width, 0.0F);
-    }
-    emit(kernels, buf, static_cast<std::size_t>(width), rows, width, norm, out, row0, column);
-  }
-}
-
 void check_norm(const Activations& out, const float* norm) {
   if (out.normed() != (norm != nullptr))
     throw std::invalid_argument("the output must be normed exactly if a norm follows");

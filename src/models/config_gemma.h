@@ -1,0 +1,17 @@
+// What the config.json of a Gemma model says.
+#pragma once
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "models/config_json.h"
+
+namespace galley::models {
+
+/// model_type "gemma3_text".
+void read_gemma3_text(const std::filesystem::path& file, const nlohmann::json& object, FolderConfig& out);
+
+/// model_type "gemma3": a text model beside a vision tower. The text model is read; the tower's tensors
+/// ("vision_tower.", "multi_modal_projector.") are left alone.
+void read_gemma3(const std::filesystem::path& file, const nlohmann::json& object, FolderConfig& out);
+
+}  // namespace galley::models

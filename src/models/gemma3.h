@@ -1,0 +1,11 @@
+// The Gemma 3 family's text models.
+#pragma once
+#include <memory>
+
+#include "models/model.h"
+
+namespace galley::models {
+
+std::unique_ptr<Model> load_gemma3(const Checkpoint& checkpoint, ops::Ops& ops);
+
+}  // namespace galley::models
