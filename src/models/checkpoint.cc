@@ -68,6 +68,23 @@ void check_config(const std::filesystem::path& file, const Config& config) {
           "the norm's epsilon must be a small positive number, found " + std::to_string(config.norm_eps));
   require(std::isfinite(config.rope_base) && config.rope_base > 0,
           "the RoPE base must be positive, found " + std::to_string(config.rope_base));
+  if (config.sliding.window > 0) {
+    positive("the pattern of sliding and full layers", config.sliding.pattern);
+    require(std::isfinite(config.sliding.rope_base) && config.sliding.rope_base > 0,
+            "the RoPE base of sliding layers must be positive, found " + std::to_string(config.sliding.rope_base));
+  }
+  if (config.experts.count > 0) {
+    const Experts& experts = config.experts;
+    positive("the number of experts a token", experts.per_token);
+    positive("the intermediate size of an expert", experts.intermediate);
+    positive("the step between layers with experts", experts.step);
+    require(experts.per_token <= experts.count, std::to_string(experts.per_token) +
+                                                    " experts a token are more than the " +
+                                                    std::to_string(experts.count) + " there are");
+    require(static_cast<std::int64_t>(experts.count) * std::max(experts.intermediate, config.hidden) <=
+                std::numeric_limits<int>::max(),
+            std::to_string(experts.count) + " experts of " + std::to_string(experts.intermediate) + " are too many");
+  }
   const RopeScaling& scaling = config.rope_scaling;
   if (scaling.type.empty()) return;
   require(std::isfinite(scaling.factor) && scaling.factor > 0,

@@ -33,6 +33,9 @@ class Checkpoint {
   /// Throws ModelError naming file, tensor, expected and found shape when absent or of another shape.
   [[nodiscard]] virtual std::unique_ptr<ops::MatrixSource> matrix(const std::string& tensor, int rows,
                                                                   int cols) const = 0;
+  /// A tensor [count, rows, cols] as one matrix [count * rows, cols]: the experts of a layer.
+  [[nodiscard]] virtual std::unique_ptr<ops::MatrixSource> stacked(const std::string& tensor, int count, int rows,
+                                                                   int cols) const = 0;
   [[nodiscard]] virtual ops::VectorSource vector(const std::string& tensor, int size) const = 0;
   /// Tells the system that the mapped pages are no longer needed in memory (after packing).
   virtual void release_pages() const = 0;

@@ -15,6 +15,25 @@ struct RopeScaling {
   int original_context = 8192;
 };
 
+/// A mixture of experts in place of the MLP, in those layers l that are not listed and where (l + 1) % step == 0.
+struct Experts {
+  int count = 0;      ///< 0: the model has none
+  int per_token = 0;  ///< how many of them the router picks
+  int intermediate = 0;
+  bool normalized = false;  ///< the weights of the picked ones are scaled to a sum of 1
+  int step = 1;
+  std::vector<int> dense_layers{};  ///< these keep their MLP
+};
+
+/// Sliding windows in all layers l but those where (l + 1) % pattern == 0.
+struct SlidingLayers {
+  int window = 0;  ///< tokens, the current one included; 0: every layer sees everything
+  int pattern = 1;
+  float rope_base = 10000.0F;  ///< of the sliding layers; the others have Config's
+
+  [[nodiscard]] bool slides(int layer) const { return window > 0 && (layer + 1) % pattern != 0; }
+};
+
 struct Config {
   std::string family;  ///< registry key: "llama"
   std::string name;    ///< for people: general.name, or the folder's name
@@ -31,8 +50,12 @@ struct Config {
   bool rope_traditional = false;
   RopeScaling rope_scaling;
   bool tied_head = false;
-  bool attention_bias = false;
+  bool attention_bias = false;  ///< llama: on q, k, v and o
   bool mlp_bias = false;
+  Experts experts;
+  SlidingLayers sliding;
+  float query_scalar = 0.0F;   ///< Gemma: attention scores times query_scalar^-0.5
+  bool norms_add_one = false;  ///< the file's norm weights are w where 1 + w multiplies
 };
 
 }  // namespace galley::models

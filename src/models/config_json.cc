@@ -4,8 +4,10 @@
 #include <array>
 #include <fstream>
 #include <iterator>
-#include <limits>
+#include <string_view>
 
+#include "models/config_gemma.h"
+#include "models/config_keys.h"
 #include "ops/error.h"
 
 namespace galley::models {
@@ -13,79 +15,126 @@ namespace {
 
 using nlohmann::json;
 
-/// Looks up keys of one JSON object; a value of the wrong kind is an error that names all there is to know.
-class Keys {
- public:
-  Keys(const std::filesystem::path& file, const json& object, std::string prefix = {})
-      : file_(file), object_(object), prefix_(std::move(prefix)) {}
-
-  [[noreturn]] void fail(const std::string& what) const { throw ModelError(file_.string() + ": " + what); }
-
-  /// Null when the key is absent or its value is null.
-  [[nodiscard]] const json* find(const char* key) const {
-    const auto found = object_.find(key);
-    return found == object_.end() || found->is_null() ? nullptr : &*found;
+/// Options that change the numbers and that decoders of the llama kind here do not have.
+void refuse_unsupported(const Keys& keys) {
+  if (const auto activation = keys.string("hidden_act"); activation && *activation != "silu") {
+    keys.fail("\"hidden_act\": expected \"silu\", found \"" + *activation + "\"");
   }
-
-  [[nodiscard]] std::optional<int> integer(const char* key) const {
-    const json* const value = find(key);
-    if (value == nullptr) return std::nullopt;
-    if (!value->is_number_integer()) wrong(key, "an integer", *value);
-    const bool fits = value->is_number_unsigned()
-                          ? value->get<std::uint64_t>() <= std::numeric_limits<std::int32_t>::max()
-                          : value->get<std::int64_t>() >= 0;
-    if (!fits) wrong(key, "0 to 2147483647", *value);
-    return value->get<int>();
+  if (const auto part = keys.number("partial_rotary_factor"); part && *part != 1.0F) {
+    keys.wrong("partial_rotary_factor", "1", *keys.find("partial_rotary_factor"));
   }
-
-  [[nodiscard]] std::optional<float> number(const char* key) const {
-    const json* const value = find(key);
-    if (value == nullptr) return std::nullopt;
-    if (!value->is_number()) wrong(key, "a number", *value);
-    return static_cast<float>(value->get<double>());
+  if (keys.boolean("rope_interleaved").value_or(false)) keys.fail("\"rope_interleaved\": true is not supported");
+  if (const json* const types = keys.find("layer_types")) {
+    if (!types->is_array()) keys.wrong("layer_types", "a list", *types);
+    for (const json& type : *types) {
+      if (type != "full_attention") keys.wrong("layer_types", "full_attention throughout", type);
+    }
   }
-
-  [[nodiscard]] std::optional<bool> boolean(const char* key) const {
-    const json* const value = find(key);
-    if (value == nullptr) return std::nullopt;
-    if (!value->is_boolean()) wrong(key, "true or false", *value);
-    return value->get<bool>();
-  }
-
-  [[nodiscard]] std::optional<std::string> string(const char* key) const {
-    const json* const value = find(key);
-    if (value == nullptr) return std::nullopt;
-    if (!value->is_string()) wrong(key, "a string", *value);
-    return value->get<std::string>();
-  }
-
-  template <typename T>
-  T required(const std::optional<T>& value, const char* key) const {
-    if (!value) fail("\"" + prefix_ + key + "\" is missing");
-    return *value;
-  }
-  [[nodiscard]] int required_int(const char* key) const { return required(integer(key), key); }
-
-  [[noreturn]] void wrong(const std::string& key, const std::string& wanted, const json& found) const {
-    std::string text = found.dump(-1, ' ', false, json::error_handler_t::replace);
-    if (text.size() > 60) text = text.substr(0, 57) + "...";
-    fail("\"" + prefix_ + key + "\": expected " + wanted + ", found " + text);
-  }
-
- private:
-  const std::filesystem::path& file_;
-  const json& object_;
-  std::string prefix_;
-};
-
-/// The object under `key`; null when absent.
-const json* object_at(const Keys& keys, const char* key) {
-  const json* const value = keys.find(key);
-  if (value != nullptr && !value->is_object()) keys.wrong(key, "an object", *value);
-  return value;
 }
 
-/// `rope_theta` and `rope_scaling`, or the newer `rope_parameters` that holds both.
+/// What the decoders of the llama kind share; a family sets what differs before or after.
+void read_decoder(const std::filesystem::path& file, const Keys& keys, FolderConfig& out) {
+  refuse_unsupported(keys);
+  Config& config = out.config;
+  config.hidden = keys.required_int("hidden_size");
+  config.layers = keys.required_int("num_hidden_layers");
+  config.heads = keys.required_int("num_attention_heads");
+  config.kv_heads = keys.integer("num_key_value_heads").value_or(config.heads);
+  config.intermediate = keys.required_int("intermediate_size");
+  config.vocab = keys.required_int("vocab_size");
+  config.context = keys.required_int("max_position_embeddings");
+  config.norm_eps = keys.required(keys.number("rms_norm_eps"), "rms_norm_eps");
+  const auto head_dim = keys.integer("head_dim");
+  if (!head_dim && (config.heads == 0 || config.hidden % config.heads != 0)) {
+    keys.fail("hidden_size " + std::to_string(config.hidden) + " is not a multiple of num_attention_heads " +
+              std::to_string(config.heads) + ", and head_dim is missing");
+  }
+  config.head_dim = head_dim ? *head_dim : config.hidden / config.heads;
+  out.tied_head = keys.boolean("tie_word_embeddings");
+  read_rope(file, keys, config);
+}
+
+void read_llama(const std::filesystem::path& file, const json& object, FolderConfig& out) {
+  const Keys keys(file, object);
+  read_decoder(file, keys, out);
+  out.config.attention_bias = keys.boolean("attention_bias").value_or(false);
+  out.config.mlp_bias = keys.boolean("mlp_bias").value_or(false);
+}
+
+void read_qwen2(const std::filesystem::path& file, const json& object, FolderConfig& out) {
+  const Keys keys(file, object);
+  out.config.rope_base = 1e6F;
+  read_decoder(file, keys, out);
+  if (keys.boolean("use_sliding_window").value_or(false)) keys.fail("\"use_sliding_window\": true is not supported");
+}
+
+void read_qwen3(const std::filesystem::path& file, const json& object, FolderConfig& out) {
+  const Keys keys(file, object);
+  out.config.rope_base = 0.0F;  // no default
+  read_decoder(file, keys, out);
+  if (out.config.rope_base == 0.0F) keys.fail("\"rope_theta\" is missing");
+  if (keys.boolean("attention_bias").value_or(false)) keys.fail("\"attention_bias\": true is not supported");
+  if (keys.boolean("use_sliding_window").value_or(false)) keys.fail("\"use_sliding_window\": true is not supported");
+}
+
+void read_qwen3_moe(const std::filesystem::path& file, const json& object, FolderConfig& out) {
+  const Keys keys(file, object);
+  read_qwen3(file, object, out);
+  if (!out.config.rope_scaling.type.empty()) {
+    keys.fail("RoPE scaling \"" + out.config.rope_scaling.type + "\" is not supported with experts");
+  }
+  Experts& experts = out.config.experts;
+  experts.count = keys.required_int("num_experts");
+  experts.per_token = keys.required_int("num_experts_per_tok");
+  experts.intermediate = keys.required_int("moe_intermediate_size");
+  experts.normalized = keys.boolean("norm_topk_prob").value_or(false);
+  experts.step = keys.integer("decoder_sparse_step").value_or(1);
+  if (const json* const dense = keys.find("mlp_only_layers")) {
+    if (!dense->is_array()) keys.wrong("mlp_only_layers", "a list of layers", *dense);
+    for (const json& layer : *dense) {
+      if (!layer.is_number_unsigned() || layer.get<std::uint64_t>() >= static_cast<std::uint64_t>(out.config.layers)) {
+        keys.wrong("mlp_only_layers", "layers of the model", *dense);
+      }
+      experts.dense_layers.push_back(layer.get<int>());
+    }
+  }
+}
+
+/// How a family reads its keys into what starts with nothing but family and name set.
+struct FamilyKeys {
+  std::string_view name;  ///< model_type
+  void (*read)(const std::filesystem::path& file, const json& object, FolderConfig& out);
+};
+
+// One line a family, sorted by name.
+constexpr std::array families{
+    FamilyKeys{"gemma3", read_gemma3}, FamilyKeys{"gemma3_text", read_gemma3_text},
+    FamilyKeys{"llama", read_llama},   FamilyKeys{"qwen2", read_qwen2},
+    FamilyKeys{"qwen3", read_qwen3},   FamilyKeys{"qwen3_moe", read_qwen3_moe},
+};
+
+ops::AffineFormat affine_format(const Keys& keys, const ops::AffineFormat& otherwise) {
+  static constexpr std::array bits{2, 3, 4, 5, 6, 8};
+  static constexpr std::array groups{32, 64, 128};
+  ops::AffineFormat format;
+  format.bits = keys.integer("bits").value_or(otherwise.bits);
+  format.group = keys.integer("group_size").value_or(otherwise.group);
+  if (const auto mode = keys.string("mode"); mode && *mode != "affine") {
+    keys.fail("quantization mode \"" + *mode + "\" is not supported; supported is affine");
+  }
+  if (std::ranges::find(bits, format.bits) == bits.end()) {
+    keys.fail("quantization to " + std::to_string(format.bits) +
+              " bits is not supported; supported are 2, 3, 4, 5, 6, 8");
+  }
+  if (std::ranges::find(groups, format.group) == groups.end()) {
+    keys.fail("quantization in groups of " + std::to_string(format.group) +
+              " is not supported; supported are 32, 64, 128");
+  }
+  return format;
+}
+
+}  // namespace
+
 void read_rope(const std::filesystem::path& file, const Keys& keys, Config& config) {
   config.rope_base = keys.number("rope_theta").value_or(config.rope_base);
   config.rope_traditional = keys.boolean("rope_traditional").value_or(false);
@@ -117,45 +166,6 @@ void read_rope(const std::filesystem::path& file, const Keys& keys, Config& conf
   scaling.original_context = rope.required_int("original_max_position_embeddings");
 }
 
-/// Options that change the numbers and that the llama family here does not have.
-void refuse_unsupported(const Keys& keys) {
-  if (const auto activation = keys.string("hidden_act"); activation && *activation != "silu") {
-    keys.fail("\"hidden_act\": expected \"silu\", found \"" + *activation + "\"");
-  }
-  if (const auto part = keys.number("partial_rotary_factor"); part && *part != 1.0F) {
-    keys.wrong("partial_rotary_factor", "1", *keys.find("partial_rotary_factor"));
-  }
-  if (keys.boolean("rope_interleaved").value_or(false)) keys.fail("\"rope_interleaved\": true is not supported");
-  if (const json* const types = keys.find("layer_types")) {
-    if (!types->is_array()) keys.wrong("layer_types", "a list", *types);
-    for (const json& type : *types) {
-      if (type != "full_attention") keys.wrong("layer_types", "full_attention throughout", type);
-    }
-  }
-}
-
-ops::AffineFormat affine_format(const Keys& keys, const ops::AffineFormat& otherwise) {
-  static constexpr std::array bits{2, 3, 4, 5, 6, 8};
-  static constexpr std::array groups{32, 64, 128};
-  ops::AffineFormat format;
-  format.bits = keys.integer("bits").value_or(otherwise.bits);
-  format.group = keys.integer("group_size").value_or(otherwise.group);
-  if (const auto mode = keys.string("mode"); mode && *mode != "affine") {
-    keys.fail("quantization mode \"" + *mode + "\" is not supported; supported is affine");
-  }
-  if (std::ranges::find(bits, format.bits) == bits.end()) {
-    keys.fail("quantization to " + std::to_string(format.bits) +
-              " bits is not supported; supported are 2, 3, 4, 5, 6, 8");
-  }
-  if (std::ranges::find(groups, format.group) == groups.end()) {
-    keys.fail("quantization in groups of " + std::to_string(format.group) +
-              " is not supported; supported are 32, 64, 128");
-  }
-  return format;
-}
-
-}  // namespace
-
 std::string read_text(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) throw ModelError(path.string() + ": the file is missing or cannot be read");
@@ -178,31 +188,16 @@ nlohmann::json read_json_object(const std::filesystem::path& path) {
 FolderConfig folder_config(const std::filesystem::path& file, const nlohmann::json& object) {
   const Keys keys(file, object);
   const std::string type = keys.required(keys.string("model_type"), "model_type");
-  if (type != "llama") keys.fail("model_type \"" + type + "\" is not supported; supported is llama");
-  refuse_unsupported(keys);
-
-  FolderConfig out;
-  Config& config = out.config;
-  config.family = type;
-  config.name = std::filesystem::absolute(file).parent_path().filename().string();
-  config.hidden = keys.required_int("hidden_size");
-  config.layers = keys.required_int("num_hidden_layers");
-  config.heads = keys.required_int("num_attention_heads");
-  config.kv_heads = keys.integer("num_key_value_heads").value_or(config.heads);
-  config.intermediate = keys.required_int("intermediate_size");
-  config.vocab = keys.required_int("vocab_size");
-  config.context = keys.required_int("max_position_embeddings");
-  config.norm_eps = keys.required(keys.number("rms_norm_eps"), "rms_norm_eps");
-  const auto head_dim = keys.integer("head_dim");
-  if (!head_dim && (config.heads == 0 || config.hidden % config.heads != 0)) {
-    keys.fail("hidden_size " + std::to_string(config.hidden) + " is not a multiple of num_attention_heads " +
-              std::to_string(config.heads) + ", and head_dim is missing");
+  const auto family = std::ranges::find(families, type, &FamilyKeys::name);
+  if (family == families.end()) {
+    std::string known;
+    for (const FamilyKeys& each : families) known += (known.empty() ? "" : ", ") + std::string(each.name);
+    keys.fail("model_type \"" + type + "\" is not supported; supported are " + known);
   }
-  config.head_dim = head_dim ? *head_dim : config.hidden / config.heads;
-  config.attention_bias = keys.boolean("attention_bias").value_or(false);
-  config.mlp_bias = keys.boolean("mlp_bias").value_or(false);
-  out.tied_head = keys.boolean("tie_word_embeddings");
-  read_rope(file, keys, config);
+  FolderConfig out;
+  out.config.family = type;
+  out.config.name = std::filesystem::absolute(file).parent_path().filename().string();
+  family->read(file, object, out);
   return out;
 }
 

@@ -20,6 +20,7 @@ std::string read_text(const std::filesystem::path& path);
 struct FolderConfig {
   Config config;
   std::optional<bool> tied_head;
+  std::string tensor_prefix{};  ///< what stands before every canonical name: "language_model." in a model with vision
 };
 
 /// Throws ModelError naming the key, what was expected and what was found.

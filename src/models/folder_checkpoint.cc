@@ -99,7 +99,7 @@ class FolderCheckpoint final : public Checkpoint {
   [[nodiscard]] const Config& config() const override { return config_; }
   [[nodiscard]] const text::Assets& assets() const override { return assets_; }
   [[nodiscard]] std::filesystem::path path() const override { return folder_; }
-  [[nodiscard]] bool has(const std::string& tensor) const override { return shards_.find(tensor) != nullptr; }
+  [[nodiscard]] bool has(const std::string& tensor) const override { return shards_.find(prefix_ + tensor) != nullptr; }
 
   [[nodiscard]] std::size_t file_bytes() const override {
     std::size_t bytes = 0;
@@ -120,28 +120,25 @@ class FolderCheckpoint final : public Checkpoint {
       return "MLX " + std::to_string(quantization_.standard->bits) + "-bit, groups of " +
              std::to_string(quantization_.standard->group) + (mixed ? ", mixed" : "");
     }
-    const Entry* const embedding = shards_.find("model.embed_tokens.weight");
+    const Entry* const embedding = shards_.find(prefix_ + "model.embed_tokens.weight");
     return "safetensors" + (embedding == nullptr ? std::string() : ", " + embedding->tensor->dtype);
   }
 
-  [[nodiscard]] std::unique_ptr<ops::MatrixSource> matrix(const std::string& name, int rows, int cols) const override {
-    const std::array<std::uint64_t, 2> shape{static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols)};
-    const Entry& weight = find(name, shape);
-    if (weight.tensor->dtype == "U32") return quantized_matrix(name, weight, rows, cols);
-    const std::string module = module_of(name);
-    const auto listed = quantization_.overrides.find(module);
-    if (shards_.find(module + ".scales") != nullptr ||
-        (listed != quantization_.overrides.end() && listed->second.has_value())) {
-      fail(weight, name,
-           "is " + weight.tensor->dtype +
-               ", expected U32, as config.json or its scales say that it is "
-               "quantized");
-    }
-    require_shape(weight.file->path(), name, shape, weight.tensor->shape);
-    return make_plain_matrix(name, rows, cols, plain_type(weight, name), weight.tensor->data);
+  [[nodiscard]] std::unique_ptr<ops::MatrixSource> matrix(const std::string& tensor, int rows,
+                                                          int cols) const override {
+    const std::array shape{static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols)};
+    return matrix_of(prefix_ + tensor, shape);
   }
 
-  [[nodiscard]] ops::VectorSource vector(const std::string& name, int size) const override {
+  [[nodiscard]] std::unique_ptr<ops::MatrixSource> stacked(const std::string& tensor, int count, int rows,
+                                                           int cols) const override {
+    const std::array shape{static_cast<std::uint64_t>(count), static_cast<std::uint64_t>(rows),
+                           static_cast<std::uint64_t>(cols)};
+    return matrix_of(prefix_ + tensor, shape);
+  }
+
+  [[nodiscard]] ops::VectorSource vector(const std::string& tensor, int size) const override {
+    const std::string name = prefix_ + tensor;
     const std::array<std::uint64_t, 1> shape{static_cast<std::uint64_t>(size)};
     const Entry& entry = find(name, shape);
     require_shape(entry.file->path(), name, shape, entry.tensor->shape);
@@ -159,7 +156,8 @@ class FolderCheckpoint final : public Checkpoint {
         assets_(folder_assets(folder, object)) {
     const FolderConfig found = folder_config(folder / "config.json", object);
     config_ = found.config;
-    config_.tied_head = found.tied_head.value_or(shards_.find("lm_head.weight") == nullptr);
+    prefix_ = found.tensor_prefix;
+    config_.tied_head = found.tied_head.value_or(!has("lm_head.weight"));
     check_config(folder / "config.json", config_);
   }
 
@@ -182,10 +180,41 @@ class FolderCheckpoint final : public Checkpoint {
     return *type;
   }
 
+  /// The product of all dimensions but the last.
+  static int rows_of(std::span<const std::uint64_t> shape) {
+    std::uint64_t rows = 1;
+    for (const std::uint64_t size : shape.first(shape.size() - 1)) rows *= size;
+    return static_cast<int>(rows);
+  }
+  static std::vector<std::uint64_t> with_last(std::span<const std::uint64_t> shape, std::uint64_t last) {
+    std::vector<std::uint64_t> out(shape.begin(), shape.end());
+    out.back() = last;
+    return out;
+  }
+
+  /// All dimensions but the last count as rows.
+  [[nodiscard]] std::unique_ptr<ops::MatrixSource> matrix_of(const std::string& name,
+                                                             std::span<const std::uint64_t> shape) const {
+    const Entry& weight = find(name, shape);
+    if (weight.tensor->dtype == "U32") return quantized_matrix(name, weight, shape);
+    const std::string module = module_of(name);
+    const auto listed = quantization_.overrides.find(module);
+    if (shards_.find(module + ".scales") != nullptr ||
+        (listed != quantization_.overrides.end() && listed->second.has_value())) {
+      fail(weight, name,
+           "is " + weight.tensor->dtype +
+               ", expected U32, as config.json or its scales say that it is "
+               "quantized");
+    }
+    require_shape(weight.file->path(), name, shape, weight.tensor->shape);
+    return make_plain_matrix(name, rows_of(shape), static_cast<int>(shape.back()), plain_type(weight, name),
+                             weight.tensor->data);
+  }
+
   /// The shapes tell bits and group, as in mlx-lm: the config's values for the whole model need not hold for a module
   /// it doesn't list. For one that it lists they must.
-  [[nodiscard]] ops::AffineFormat format_of(const std::string& name, const Entry& weight, const Entry& scales, int rows,
-                                            int cols) const {
+  [[nodiscard]] ops::AffineFormat format_of(const std::string& name, const Entry& weight, const Entry& scales,
+                                            std::span<const std::uint64_t> shape) const {
     const std::string module = module_of(name);
     const auto listed = quantization_.overrides.find(module);
     const bool by_name = listed != quantization_.overrides.end();
@@ -193,13 +222,12 @@ class FolderCheckpoint final : public Checkpoint {
       fail(weight, name, "is packed U32, but config.json says that it is not quantized");
     }
     const ops::AffineFormat announced = by_name ? *listed->second : *quantization_.standard;
-    const auto r = static_cast<std::uint64_t>(rows);
-    const auto c = static_cast<std::uint64_t>(cols);
+    const std::uint64_t c = shape.back();
     const auto fits = [&](const ops::AffineFormat& format) {
       const auto bits = static_cast<std::uint64_t>(format.bits);
       const auto group = static_cast<std::uint64_t>(format.group);
-      return c % group == 0 && std::ranges::equal(weight.tensor->shape, std::array{r, c * bits / 32}) &&
-             std::ranges::equal(scales.tensor->shape, std::array{r, c / group});
+      return c % group == 0 && std::ranges::equal(weight.tensor->shape, with_last(shape, c * bits / 32)) &&
+             std::ranges::equal(scales.tensor->shape, with_last(shape, c / group));
     };
     if (fits(announced)) return announced;
     if (!by_name) {
@@ -213,31 +241,30 @@ class FolderCheckpoint final : public Checkpoint {
     const auto group = static_cast<std::uint64_t>(announced.group);
     if (c % group != 0) {
       fail(weight, name,
-           "has " + std::to_string(cols) + " columns, expected a multiple of the group, " + std::to_string(group));
+           "has " + std::to_string(c) + " columns, expected a multiple of the group, " + std::to_string(group));
     }
-    require_shape(weight.file->path(), name, std::array{r, c * bits / 32}, weight.tensor->shape);
-    throw_shape_mismatch(scales.file->path(), module + ".scales", std::array{r, c / group}, scales.tensor->shape);
+    require_shape(weight.file->path(), name, with_last(shape, c * bits / 32), weight.tensor->shape);
+    throw_shape_mismatch(scales.file->path(), module + ".scales", with_last(shape, c / group), scales.tensor->shape);
   }
 
   [[nodiscard]] std::unique_ptr<ops::MatrixSource> quantized_matrix(const std::string& name, const Entry& weight,
-                                                                    int rows, int cols) const {
+                                                                    std::span<const std::uint64_t> shape) const {
     const std::string module = module_of(name);
-    const auto r = static_cast<std::uint64_t>(rows);
-    const auto c = static_cast<std::uint64_t>(cols);
+    const std::uint64_t c = shape.back();
     const std::uint64_t likely_group =
         quantization_.standard ? static_cast<std::uint64_t>(quantization_.standard->group) : 64;
-    const Entry& scales = find(module + ".scales", std::array{r, c / likely_group});
-    const ops::AffineFormat format = format_of(name, weight, scales, rows, cols);
-    const std::array shape{r, c / static_cast<std::uint64_t>(format.group)};
-    const Entry& biases = find(module + ".biases", shape);
-    require_shape(biases.file->path(), module + ".biases", shape, biases.tensor->shape);
+    const Entry& scales = find(module + ".scales", with_last(shape, c / likely_group));
+    const ops::AffineFormat format = format_of(name, weight, scales, shape);
+    const auto groups = with_last(shape, c / static_cast<std::uint64_t>(format.group));
+    const Entry& biases = find(module + ".biases", groups);
+    require_shape(biases.file->path(), module + ".biases", groups, biases.tensor->shape);
     const ops::ElementType type = plain_type(scales, module + ".scales");
     if (biases.tensor->dtype != scales.tensor->dtype) {
       fail(biases, module + ".biases",
            "is " + biases.tensor->dtype + ", expected " + scales.tensor->dtype + " like its scales");
     }
-    return make_affine_matrix(name, rows, cols, format, type, weight.tensor->data, scales.tensor->data,
-                              biases.tensor->data);
+    return make_affine_matrix(name, rows_of(shape), static_cast<int>(c), format, type, weight.tensor->data,
+                              scales.tensor->data, biases.tensor->data);
   }
 
   std::filesystem::path folder_;
@@ -245,6 +272,7 @@ class FolderCheckpoint final : public Checkpoint {
   Shards shards_;
   text::Assets assets_;
   Config config_;
+  std::string prefix_;  // of every canonical name
 };
 
 }  // namespace

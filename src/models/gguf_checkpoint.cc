@@ -11,6 +11,7 @@
 #include "models/gguf.h"
 #include "models/gguf_matrix.h"
 #include "models/gguf_metadata.h"
+#include "models/gguf_names.h"
 #include "ops/error.h"
 
 namespace galley::models {
@@ -19,19 +20,6 @@ namespace {
 struct Entry {
   const GgufTensor* tensor;
   bool permuted;
-};
-
-struct LayerName {
-  const char* gguf;
-  const char* canonical;
-  bool permuted;
-};
-constexpr std::array layer_names{
-    LayerName{"attn_norm", "input_layernorm", false},    LayerName{"attn_q", "self_attn.q_proj", true},
-    LayerName{"attn_k", "self_attn.k_proj", true},       LayerName{"attn_v", "self_attn.v_proj", false},
-    LayerName{"attn_output", "self_attn.o_proj", false}, LayerName{"ffn_norm", "post_attention_layernorm", false},
-    LayerName{"ffn_gate", "mlp.gate_proj", false},       LayerName{"ffn_up", "mlp.up_proj", false},
-    LayerName{"ffn_down", "mlp.down_proj", false},
 };
 
 class GgufCheckpoint final : public Checkpoint {
@@ -67,6 +55,11 @@ class GgufCheckpoint final : public Checkpoint {
     return make_gguf_matrix(*entry.tensor, name, entry.permuted ? config_.head_dim : 0);
   }
 
+  /// No architecture that is read here has experts.
+  [[nodiscard]] std::unique_ptr<ops::MatrixSource> stacked(const std::string& name, int, int, int) const override {
+    throw ModelError(path().string() + ": tensor \"" + name + "\": experts in GGUF files are not supported");
+  }
+
   [[nodiscard]] ops::VectorSource vector(const std::string& name, int size) const override {
     const std::array<std::uint64_t, 1> shape{static_cast<std::uint64_t>(size)};
     const Entry& entry = find(name, shape);
@@ -88,28 +81,16 @@ class GgufCheckpoint final : public Checkpoint {
  private:
   /// Gives every tensor its canonical name. One that the family does not know would be silently ignored: refused.
   void name_tensors() {
-    std::map<std::string, std::pair<std::string, bool>> canonical{
-        {"token_embd.weight", {"model.embed_tokens.weight", false}},
-        {"output_norm.weight", {"model.norm.weight", false}},
-        {"output.weight", {"lm_head.weight", false}},
-    };
-    for (int layer = 0; layer < config_.layers; ++layer) {
-      const std::string block = "blk." + std::to_string(layer) + ".";
-      const std::string prefix = "model.layers." + std::to_string(layer) + ".";
-      for (const LayerName& name : layer_names) {
-        for (const char* part : {".weight", ".bias"}) {
-          canonical[block + name.gguf + part] = {prefix + name.canonical + part, name.permuted};
-        }
-      }
-    }
+    const auto canonical = gguf_tensor_names(config_);
     for (const GgufTensor& tensor : file_.tensors()) {
       if (tensor.name == "rope_freqs.weight") continue;  // gguf_config has read it
       const auto known = canonical.find(tensor.name);
       if (known == canonical.end()) {
         throw ModelError(path().string() + ": tensor \"" + tensor.name + "\" of shape " + shape_text(tensor.shape) +
-                         " is not part of a llama model of " + std::to_string(config_.layers) + " layers");
+                         " is not part of a " + config_.family + " model of " + std::to_string(config_.layers) +
+                         " layers");
       }
-      entries_.emplace(known->second.first, Entry{&tensor, known->second.second});
+      entries_.emplace(known->second.canonical, Entry{&tensor, known->second.permuted});
     }
   }
 

@@ -37,6 +37,12 @@ int int_or(const GgufFile& file, const std::string& key, int otherwise) {
   return value ? to_int(file, key, *value) : otherwise;
 }
 
+/// The full name of one of the architecture's keys: key("rope.freq_base") is "qwen3.rope.freq_base".
+struct Keys {
+  std::string prefix;
+  [[nodiscard]] std::string operator()(const char* name) const { return prefix + name; }
+};
+
 // ---- RoPE scaling
 
 /// What convert_hf_to_gguf writes for Llama 3's scaling: by how much each pair's wavelength is stretched.
@@ -77,48 +83,132 @@ RopeScaling scaling_from_stretches(const GgufFile& file, const GgufTensor& tenso
   return scaling.factor == 1.0F ? RopeScaling{} : scaling;
 }
 
-RopeScaling rope_scaling(const GgufFile& file, const Config& config) {
-  const auto type = file.string("llama.rope.scaling.type");
+RopeScaling rope_scaling(const GgufFile& file, const Keys& key, const Config& config) {
+  const auto type = file.string(key("rope.scaling.type"));
   const GgufTensor* const stretches = file.tensor("rope_freqs.weight");
   RopeScaling scaling;
   if (!type || *type == "none") {
     // Files from before rope.scaling.type give the factor alone.
-    const auto factor = file.number("llama.rope.scale_linear");
+    const auto factor = file.number(key("rope.scale_linear"));
     if (factor && *factor != 1.0) {
       scaling.type = "linear";
       scaling.factor = static_cast<float>(*factor);
     }
   } else if (*type == "linear") {
-    const auto factor = file.number("llama.rope.scaling.factor");
-    if (!factor) fail(file, "metadata \"llama.rope.scaling.factor\" is missing, expected a number");
+    const auto factor = file.number(key("rope.scaling.factor"));
+    if (!factor) fail(file, "metadata \"" + key("rope.scaling.factor") + "\" is missing, expected a number");
     scaling.type = "linear";
     scaling.factor = static_cast<float>(*factor);
   } else {
-    fail(file, "metadata \"llama.rope.scaling.type\" is \"" + *type + "\", supported are none and linear");
+    fail(file, "metadata \"" + key("rope.scaling.type") + "\" is \"" + *type + "\", supported are none and linear");
   }
   if (stretches == nullptr) return scaling;
   if (!scaling.type.empty()) fail(file, "linear RoPE scaling together with a rope_freqs tensor is not supported");
   return scaling_from_stretches(file, *stretches, config);
 }
 
-/// Options of the architecture that change the numbers and that the llama family here does not have.
-void refuse_unsupported(const GgufFile& file) {
-  for (const char* key : {"llama.expert_count", "llama.attention.sliding_window"}) {
-    if (const int value = int_or(file, key, 0); value != 0) {
-      fail(file, "metadata \"" + std::string(key) + "\" is " + std::to_string(value) + ", which is not supported");
-    }
+/// Options of the architecture that change the numbers and that no decoder here has.
+void refuse_unsupported(const GgufFile& file, const Keys& key) {
+  if (const int value = int_or(file, key("expert_count"), 0); value != 0) {
+    fail(file, "metadata \"" + key("expert_count") + "\" is " + std::to_string(value) + ", which is not supported");
   }
-  for (const char* key : {"llama.logit_scale", "llama.embedding_scale", "llama.residual_scale", "llama.attention.scale",
-                          "llama.attention.clamp_kqv", "llama.rope.scaling.attn_factor"}) {
-    const double value = file.number(key).value_or(0.0);
+  for (const char* name : {"logit_scale", "embedding_scale", "residual_scale", "attention.scale", "attention.clamp_kqv",
+                           "rope.scaling.attn_factor"}) {
+    const double value = file.number(key(name)).value_or(0.0);
     if (value != 0.0 && value != 1.0) {
-      fail(file, "metadata \"" + std::string(key) + "\" is " + std::to_string(value) + ", which is not supported");
+      fail(file, "metadata \"" + key(name) + "\" is " + std::to_string(value) + ", which is not supported");
     }
   }
-  if (file.boolean("llama.use_parallel_residual").value_or(false)) {
-    fail(file, "metadata \"llama.use_parallel_residual\" is true, which is not supported");
+  if (file.boolean(key("use_parallel_residual")).value_or(false)) {
+    fail(file, "metadata \"" + key("use_parallel_residual") + "\" is true, which is not supported");
   }
 }
+
+/// What all decoders here have.
+void read_common(const GgufFile& file, const Keys& key, Config& config) {
+  refuse_unsupported(file, key);
+  config.hidden = required_int(file, key("embedding_length"));
+  config.layers = required_int(file, key("block_count"));
+  config.heads = required_int(file, key("attention.head_count"));
+  config.kv_heads = int_or(file, key("attention.head_count_kv"), config.heads);
+  config.intermediate = required_int(file, key("feed_forward_length"));
+  config.context = required_int(file, key("context_length"));
+  if (config.heads == 0 || (!file.has(key("attention.key_length")) && config.hidden % config.heads != 0)) {
+    fail(file, key("embedding_length") + " " + std::to_string(config.hidden) + " is not a multiple of " +
+                   key("attention.head_count") + " " + std::to_string(config.heads) + ", and " +
+                   key("attention.key_length") + " is missing");
+  }
+  config.head_dim = int_or(file, key("attention.key_length"), config.hidden / config.heads);
+  for (const char* name : {"attention.value_length", "rope.dimension_count"}) {
+    if (const int found = int_or(file, key(name), config.head_dim); found != config.head_dim) {
+      fail(file, "metadata \"" + key(name) + "\" is " + std::to_string(found) + ", expected " +
+                     std::to_string(config.head_dim) + ", the head size");
+    }
+  }
+  const std::string epsilon = key("attention.layer_norm_rms_epsilon");
+  const auto eps = file.number(epsilon);
+  if (!eps) fail(file, "metadata \"" + epsilon + "\" is missing, expected a number");
+  config.norm_eps = static_cast<float>(*eps);
+  config.rope_base = static_cast<float>(file.number(key("rope.freq_base")).value_or(10000.0));
+
+  const GgufTensor* const embedding = file.tensor("token_embd.weight");
+  if (embedding == nullptr) fail(file, "tensor \"token_embd.weight\" is missing");
+  if (embedding->shape.size() != 2) {
+    fail(file, "tensor \"token_embd.weight\": expected shape [vocabulary, " + std::to_string(config.hidden) +
+                   "], found " + shape_text(embedding->shape));
+  }
+  config.vocab = static_cast<int>(embedding->shape[0]);
+  config.tied_head = file.tensor("output.weight") == nullptr;
+  check_config(file.path(), config);
+  config.rope_scaling = rope_scaling(file, key, config);
+  check_config(file.path(), config);
+}
+
+/// Architectures of the llama kind: every layer sees everything.
+void read_decoder(const GgufFile& file, const Keys& key, Config& config) {
+  const std::string window = key("attention.sliding_window");
+  if (const int value = int_or(file, window, 0); value != 0) {
+    fail(file, "metadata \"" + window + "\" is " + std::to_string(value) + ", which is not supported");
+  }
+  read_common(file, key, config);
+}
+
+/// The files leave out what all Gemma 3 models share: one layer in six sees everything, the others rotate by 10000.
+/// Their norm weights have the 1 added.
+void read_gemma3(const GgufFile& file, const Keys& key, Config& config) {
+  for (const char* name : {"attn_logit_softcapping", "final_logit_softcapping"}) {
+    if (file.number(key(name)).value_or(0.0) != 0.0) {
+      fail(file, "metadata \"" + key(name) + "\" is not supported for Gemma 3");
+    }
+  }
+  config.sliding.window = required_int(file, key("attention.sliding_window"));
+  config.sliding.pattern = int_or(file, key("attention.sliding_window_pattern"), 6);
+  config.sliding.rope_base = static_cast<float>(file.number(key("rope.freq_base_swa")).value_or(10000.0));
+  read_common(file, key, config);
+  // The 27B model, the one of 62 layers, divides by the square root of hidden / heads.
+  config.query_scalar = static_cast<float>(config.layers == 62 ? config.hidden / config.heads : config.head_dim);
+}
+
+void read_llama(const GgufFile& file, const Keys& key, Config& config) {
+  read_decoder(file, key, config);
+  config.attention_bias = file.tensor("blk.0.attn_q.bias") != nullptr;
+  config.mlp_bias = file.tensor("blk.0.ffn_gate.bias") != nullptr;
+}
+
+/// How an architecture reads its metadata into what starts with nothing but family and name set.
+struct Architecture {
+  std::string_view name;    ///< general.architecture, and the beginning of its keys
+  std::string_view family;  ///< registry key
+  void (*read)(const GgufFile& file, const Keys& key, Config& config);
+};
+
+// One line an architecture, sorted by name. What their tensors are called: gguf_names.cc.
+constexpr std::array architectures{
+    Architecture{"gemma3", "gemma3", read_gemma3},
+    Architecture{"llama", "llama", read_llama},
+    Architecture{"qwen2", "qwen2", read_decoder},
+    Architecture{"qwen3", "qwen3", read_decoder},
+};
 
 // ---- the text side
 
@@ -137,8 +227,8 @@ std::optional<std::int32_t> token_id(const GgufFile& file, const std::string& ke
 text::GgufVocabulary vocabulary(const GgufFile& file, int vocab) {
   text::GgufVocabulary out;
   out.model = file.string("tokenizer.ggml.model").value_or("");
-  if (out.model != "gpt2" && out.model != "llama") {
-    fail(file, "metadata \"tokenizer.ggml.model\" is \"" + out.model + "\", supported are gpt2 and llama");
+  if (out.model != "gpt2" && out.model != "llama" && out.model != "gemma4") {
+    fail(file, "metadata \"tokenizer.ggml.model\" is \"" + out.model + "\", supported are gpt2, llama and gemma4");
   }
   out.pre = file.string("tokenizer.ggml.pre").value_or("");
   const auto required = [&](auto values, const char* key) {
@@ -165,7 +255,7 @@ text::GgufVocabulary vocabulary(const GgufFile& file, int vocab) {
   }
   if (auto merges = file.strings("tokenizer.ggml.merges")) {
     out.merges = *std::move(merges);
-  } else if (out.model == "gpt2") {
+  } else if (out.model != "llama") {
     fail(file, "metadata \"tokenizer.ggml.merges\" is missing");
   }
   out.add_space_prefix = file.boolean("tokenizer.ggml.add_space_prefix").value_or(out.model == "llama");
@@ -181,52 +271,18 @@ bool adds_bos(const text::GgufVocabulary& vocabulary) {
 }  // namespace
 
 Config gguf_config(const GgufFile& file) {
-  const auto architecture = file.string("general.architecture");
-  if (!architecture) fail(file, "metadata \"general.architecture\" is missing, expected a string");
-  if (*architecture != "llama") {
-    fail(file, "architecture \"" + *architecture + "\" is not supported; supported is llama");
+  const auto name = file.string("general.architecture");
+  if (!name) fail(file, "metadata \"general.architecture\" is missing, expected a string");
+  const auto architecture = std::ranges::find(architectures, *name, &Architecture::name);
+  if (architecture == architectures.end()) {
+    std::string known;
+    for (const Architecture& each : architectures) known += (known.empty() ? "" : ", ") + std::string(each.name);
+    fail(file, "architecture \"" + *name + "\" is not supported; supported are " + known);
   }
-  refuse_unsupported(file);
-
   Config config;
-  config.family = "llama";
+  config.family = architecture->family;
   config.name = file.string("general.name").value_or(file.path().stem().string());
-  config.hidden = required_int(file, "llama.embedding_length");
-  config.layers = required_int(file, "llama.block_count");
-  config.heads = required_int(file, "llama.attention.head_count");
-  config.kv_heads = int_or(file, "llama.attention.head_count_kv", config.heads);
-  config.intermediate = required_int(file, "llama.feed_forward_length");
-  config.context = required_int(file, "llama.context_length");
-  if (config.heads == 0 || (!file.has("llama.attention.key_length") && config.hidden % config.heads != 0)) {
-    fail(file, "llama.embedding_length " + std::to_string(config.hidden) +
-                   " is not a multiple of llama.attention.head_count " + std::to_string(config.heads) +
-                   ", and llama.attention.key_length is missing");
-  }
-  config.head_dim = int_or(file, "llama.attention.key_length", config.hidden / config.heads);
-  for (const char* key : {"llama.attention.value_length", "llama.rope.dimension_count"}) {
-    if (const int found = int_or(file, key, config.head_dim); found != config.head_dim) {
-      fail(file, "metadata \"" + std::string(key) + "\" is " + std::to_string(found) + ", expected " +
-                     std::to_string(config.head_dim) + ", the head size");
-    }
-  }
-  const auto epsilon = file.number("llama.attention.layer_norm_rms_epsilon");
-  if (!epsilon) fail(file, "metadata \"llama.attention.layer_norm_rms_epsilon\" is missing, expected a number");
-  config.norm_eps = static_cast<float>(*epsilon);
-  config.rope_base = static_cast<float>(file.number("llama.rope.freq_base").value_or(10000.0));
-
-  const GgufTensor* const embedding = file.tensor("token_embd.weight");
-  if (embedding == nullptr) fail(file, "tensor \"token_embd.weight\" is missing");
-  if (embedding->shape.size() != 2) {
-    fail(file, "tensor \"token_embd.weight\": expected shape [vocabulary, " + std::to_string(config.hidden) +
-                   "], found " + shape_text(embedding->shape));
-  }
-  config.vocab = static_cast<int>(embedding->shape[0]);
-  config.tied_head = file.tensor("output.weight") == nullptr;
-  config.attention_bias = file.tensor("blk.0.attn_q.bias") != nullptr;
-  config.mlp_bias = file.tensor("blk.0.ffn_gate.bias") != nullptr;
-  check_config(file.path(), config);
-  config.rope_scaling = rope_scaling(file, config);
-  check_config(file.path(), config);
+  architecture->read(file, Keys{*name + "."}, config);
   return config;
 }
 

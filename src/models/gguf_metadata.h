@@ -1,4 +1,4 @@
-// What GGUF metadata says about a model of the llama architecture, and about its text side.
+// What GGUF metadata says about a model and about its text side.
 #pragma once
 #include "models/config.h"
 #include "models/gguf.h"
@@ -6,7 +6,7 @@
 
 namespace galley::models {
 
-/// Throws ModelError for another architecture, for missing keys and for options this build doesn't have.
+/// Throws ModelError for an architecture that isn't known, for missing keys and for options this build doesn't have.
 Config gguf_config(const GgufFile& file);
 
 /// Tokenizer, chat template and end ids. `vocab`: rows of the embedding, which the tokenizer must match.

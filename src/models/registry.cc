@@ -2,8 +2,12 @@
 #include <string>
 #include <string_view>
 
+#include "models/gemma3.h"
 #include "models/llama.h"
 #include "models/model.h"
+#include "models/qwen2.h"
+#include "models/qwen3.h"
+#include "models/qwen3_moe.h"
 #include "ops/error.h"
 
 namespace galley::models {
@@ -16,7 +20,8 @@ struct Family {
 
 // One line a family, sorted by name.
 constexpr std::array families{
-    Family{"llama", load_llama},
+    Family{"gemma3", load_gemma3}, Family{"llama", load_llama},         Family{"qwen2", load_qwen2},
+    Family{"qwen3", load_qwen3},   Family{"qwen3_moe", load_qwen3_moe},
 };
 
 }  // namespace

@@ -18,8 +18,8 @@
 
 namespace galley::models {
 
-const std::vector<std::string> kFusedOpNames = {"embed",           "norm-linear", "attend",
-                                                "linear-residual", "gated-mlp",   "logits"};
+const std::vector<std::string> kFusedOpNames = {"embed",     "norm-linear", "attend", "linear-residual",
+                                                "gated-mlp", "moe",         "logits"};
 
 int usable_processors() {
 #ifdef __linux__
@@ -46,7 +46,7 @@ namespace {
 
 ops::FusedSwitches switches_of(const std::vector<std::string>& off) {
   ops::FusedSwitches s;
-  bool* const flags[] = {&s.embed, &s.norm_linear, &s.attend, &s.linear_residual, &s.gated_mlp, &s.logits};
+  bool* const flags[] = {&s.embed, &s.norm_linear, &s.attend, &s.linear_residual, &s.gated_mlp, &s.moe, &s.logits};
   for (const std::string& name : off) {
     const auto at = std::ranges::find(kFusedOpNames, name);
     if (at == kFusedOpNames.end()) throw Error(400, "no fused op is called " + name);

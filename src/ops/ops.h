@@ -76,6 +76,26 @@ enum class Activation { silu, gelu_tanh };
 struct GatedMlp {
   LinearPtr gate, up, down;
   Activation activation = Activation::silu;
+  NormPtr post_norm{};  ///< of the result, before it is added to the residual; null: none
+};
+
+/// Static facts of a mixture of experts: gated MLPs of which a router picks a few for every token.
+struct MoeSpec {
+  int experts = 0;
+  int per_token = 0;        ///< how many the router picks: those with the largest scores
+  bool normalized = false;  ///< the picked ones' weights are scaled to a sum of 1
+  Activation activation = Activation::silu;
+};
+
+/// Prepared weights of all experts of one layer.
+struct Experts {
+  virtual ~Experts() = default;
+};
+
+struct Moe {
+  LinearPtr router;
+  std::shared_ptr<const Experts> experts;
+  MoeSpec spec;
 };
 
 class Ops {
@@ -88,21 +108,32 @@ class Ops {
                                               const std::vector<const VectorSource*>& biases = {}) = 0;
   virtual GatedMlp load_mlp(const MatrixSource& gate, const MatrixSource& up, const MatrixSource& down,
                             Activation activation) = 0;
+  /// `router` [experts, hidden]; the experts' matrices one below the other: `gate` and `up` [experts * intermediate,
+  /// hidden], `down` [experts * hidden, intermediate].
+  virtual Moe load_moe(const MatrixSource& router, const MatrixSource& gate, const MatrixSource& up,
+                       const MatrixSource& down, const MoeSpec& spec) = 0;
   /// An embedding table; as_linear() of the result is the tied output head.
   virtual LinearPtr load_embedding(const MatrixSource& table) = 0;
   virtual NormPtr load_norm(const VectorSource& weight, float eps) = 0;
 
   // ---- step time
-  /// The rows of `table` for the tokens of the step in flight.
-  virtual Value embed(const LinearPtr& table) = 0;
+  /// The rows of `table` for the tokens of the step in flight, times `scale`.
+  virtual Value embed(const LinearPtr& table, float scale = 1.0F) = 0;
   /// linear_i(norm(x)) for each linear of a group made by load_linears.
   virtual std::vector<Value> norm_linear(const Value& x, const NormPtr& norm, const std::vector<LinearPtr>& group) = 0;
   /// RoPE, KV write and attention for one layer; the result is [.., heads * head_dim].
   virtual Value attend(const Value& q, const Value& k, const Value& v, const AttentionSpec& spec, LayerKv& kv) = 0;
   /// residual + linear(x)
   virtual Value linear_residual(const Value& x, const LinearPtr& linear, const Value& residual) = 0;
-  /// x + down(activation(gate(norm(x))) * up(norm(x)))
+  /// residual + norm(linear(x)). Sums beyond the range of a 16-bit hidden state become its largest finite number.
+  virtual Value linear_norm_residual(const Value& x, const LinearPtr& linear, const NormPtr& norm,
+                                     const Value& residual) = 0;
+  /// x + down(activation(gate(norm(x))) * up(norm(x))); with mlp.post_norm that norm stands before the sum, which is
+  /// then as in linear_norm_residual.
   virtual Value gated_mlp(const Value& x, const NormPtr& norm, const GatedMlp& mlp) = 0;
+  /// x + sum over the picked experts of weight * down(activation(gate(norm(x))) * up(norm(x))), where the weights are
+  /// the softmax of router(norm(x)) over all experts.
+  virtual Value moe(const Value& x, const NormPtr& norm, const Moe& moe) = 0;
   /// head(norm(x)) for the positions of the step that emit.
   virtual Value logits(const Value& x, const NormPtr& norm, const LinearPtr& head) = 0;
 };

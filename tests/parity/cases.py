@@ -64,3 +64,46 @@ CASES = [
         request(9, 72, max_tokens=40, arrive=30), request(2, 73, max_tokens=40, arrive=31),
     ]),
 ]
+
+# For models with sliding windows (of 16 tokens or fewer): prompts shorter and longer, rings that turn at least twice,
+# and rows that come and go before and after.
+WINDOWED = [
+    serial("B=1, 200 tokens, prompt in chunks", [request(50, 90, max_tokens=200)], prefill_step=12),
+    serial("B=1, prompt as long as the window", [request(17, 91)]),
+    serial("B=1, prompt longer by one", [request(18, 92)]),
+    batch("B=2, 200 tokens", [request(3, 94, max_tokens=200), request(70, 95, max_tokens=200)]),
+    batch("B=8 around the window", [request(n, 100 + n, max_tokens=60) for n in (15, 16, 17, 18, 31, 32, 33, 64)]),
+    batch("long prompts join a running batch", [
+        request(5, 110, max_tokens=90),
+        request(20, 111, max_tokens=70, arrive=2),
+        request(90, 112, max_tokens=60, arrive=6),   # before the first row's ring turns
+        request(2, 113, max_tokens=50, arrive=25),
+        request(75, 114, max_tokens=45, arrive=40),  # and after it has turned twice
+        request(40, 115, max_tokens=40, arrive=40),
+    ]),
+    batch("long prompts in chunks join a running batch", [
+        request(4, 120, max_tokens=80),
+        request(61, 121, max_tokens=60, arrive=1),
+        request(33, 122, max_tokens=50, arrive=3),
+        request(1, 123, max_tokens=45, arrive=12),
+        request(47, 124, max_tokens=40, arrive=30),
+    ], prefill_step=8),
+    batch("leaves after the ring has turned", [
+        request(10, 130, max_tokens=24),
+        request(37, 131, max_tokens=80, cancel=70),
+        request(2, 132, max_tokens=80),
+        request(18, 133, max_tokens=40),
+        request(25, 134, max_tokens=60, arrive=50),
+    ]),
+]
+
+
+# What a variant of a family runs whose other variants run everything.
+BRIEF = {"B=1, prompt in chunks", "B=2", "B=3", "B=8", "joins and leaves", "B=8 around the window",
+         "long prompts in chunks join a running batch"}
+
+
+def of(config, brief):
+    """The cases for a model of this config."""
+    chosen = CASES + (WINDOWED if config.get("sliding_window") else [])
+    return [case for case in chosen if not brief or case["name"] in BRIEF]

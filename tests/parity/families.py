@@ -1,5 +1,6 @@
 """Tiny random models, one a variant, saved as MLX folders that mlx-lm and galley both load."""
 
+import importlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,7 +8,6 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
-from mlx_lm.models import llama
 from mlx_lm.utils import load_model
 
 VOCAB = 256
@@ -38,14 +38,57 @@ LLAMA3_ROPE = dict(
 )
 
 
+QWEN2 = dict(LLAMA, model_type="qwen2", architectures=["Qwen2ForCausalLM"], num_hidden_layers=2, rope_theta=1e6)
+QWEN3 = dict(LLAMA, model_type="qwen3", architectures=["Qwen3ForCausalLM"], num_hidden_layers=2, rope_theta=1e6,
+             head_dim=32)
+
+QWEN3_MOE = dict(
+    QWEN3,
+    model_type="qwen3_moe",
+    architectures=["Qwen3MoeForCausalLM"],
+    num_experts=8,
+    num_experts_per_tok=2,
+    moe_intermediate_size=64,
+    decoder_sparse_step=1,
+    mlp_only_layers=[],
+    norm_topk_prob=True,
+)
+
+GEMMA3 = dict(
+    model_type="gemma3_text",
+    architectures=["Gemma3ForCausalLM"],
+    hidden_size=64,
+    num_hidden_layers=4,
+    intermediate_size=128,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    rms_norm_eps=1e-6,
+    vocab_size=VOCAB,
+    rope_theta=1e6,
+    rope_local_base_freq=1e4,
+    query_pre_attn_scalar=24,
+    sliding_window=16,
+    sliding_window_pattern=3,
+    max_position_embeddings=2048,
+    tie_word_embeddings=True,
+    eos_token_id=VOCAB - 1,
+    bos_token_id=1,
+)
+
+BASES = {base["model_type"]: base for base in (LLAMA, QWEN2, QWEN3, QWEN3_MOE)} | {"gemma3": GEMMA3}
+
+
 @dataclass
 class Variant:
     name: str
     dtype: mx.Dtype
-    config: dict = field(default_factory=dict)
+    config: dict = field(default_factory=dict)  # over the family's base
     bits: int = 0  # 0: unquantized
     group: int = 64
     mixed: dict = field(default_factory=dict)  # layer path suffix -> (bits, group)
+    family: str = "llama"
+    brief: bool = False  # the other variants of the family run the cases that this one leaves out
 
 
 VARIANTS = [
@@ -69,13 +112,51 @@ VARIANTS = [
             dict(tie_word_embeddings=False, attention_bias=True), bits=4, group=64,
             mixed={"lm_head": (8, 32), "mlp.down_proj": (8, 32)}),
     Variant("tied bf16, 6-bit g64", mx.bfloat16, bits=6, group=64),
+    Variant("tied f32", mx.float32, family="qwen2"),
+    Variant("untied bf16, linear rope", mx.bfloat16,
+            dict(tie_word_embeddings=False, rope_scaling=dict(type="linear", factor=2.0)), family="qwen2"),
+    Variant("tied bf16, 4-bit g64", mx.bfloat16, bits=4, group=64, family="qwen2"),
+    Variant("untied bf16, 4-bit g32, head and down 8-bit g64", mx.bfloat16, dict(tie_word_embeddings=False), bits=4,
+            group=32, mixed={"lm_head": (8, 64), "mlp.down_proj": (8, 64)}, family="qwen2"),
+    Variant("untied bf16, 8-bit g64", mx.bfloat16, dict(tie_word_embeddings=False), bits=8, group=64, family="qwen2"),
+    Variant("untied f32", mx.float32, dict(tie_word_embeddings=False), family="qwen3"),
+    Variant("tied bf16, 8 q : 1 kv", mx.bfloat16, dict(num_attention_heads=8, num_key_value_heads=1, head_dim=16),
+            family="qwen3"),
+    Variant("tied bf16, 4-bit g64", mx.bfloat16, bits=4, group=64, family="qwen3"),
+    Variant("untied bf16, 8-bit g32", mx.bfloat16, dict(tie_word_embeddings=False), bits=8, group=32, family="qwen3"),
+    Variant("tied bf16, 4-bit g64, v and down 6-bit g32", mx.bfloat16, bits=4, group=64,
+            mixed={"v_proj": (6, 32), "mlp.down_proj": (6, 32)}, family="qwen3"),
+    # Picks are sorted by expert from 64 on: with 2 a token in longer prompts only, with 8 also in decode at B = 8.
+    Variant("untied f32", mx.float32, dict(tie_word_embeddings=False), family="qwen3_moe"),
+    Variant("tied f32, 8 of 16, not normalized, every other layer", mx.float32,
+            dict(num_experts=16, num_experts_per_tok=8, norm_topk_prob=False, decoder_sparse_step=2, num_hidden_layers=4,
+                 mlp_only_layers=[3]), family="qwen3_moe"),
+    Variant("untied bf16, 4-bit g64, router 8-bit", mx.bfloat16, dict(tie_word_embeddings=False), bits=4, group=64,
+            mixed={"mlp.gate": (8, 64)}, family="qwen3_moe"),
+    Variant("tied bf16, 8-bit g32, 8 of 16", mx.bfloat16, dict(num_experts=16, num_experts_per_tok=8), bits=8, group=32,
+            family="qwen3_moe"),
+    Variant("tied f32", mx.float32, family="gemma3"),
+    Variant("tied bf16", mx.bfloat16, family="gemma3", brief=True),
+    Variant("untied f16, no GQA, window 5", mx.float16,
+            dict(tie_word_embeddings=False, num_key_value_heads=4, sliding_window=5), family="gemma3", brief=True),
+    Variant("tied bf16, 8 q : 1 kv, 3 sliding : 1 full", mx.bfloat16,
+            dict(num_attention_heads=8, num_key_value_heads=1, sliding_window_pattern=4), family="gemma3", brief=True),
+    Variant("tied f32, linear rope, every other layer sliding", mx.float32,
+            dict(rope_scaling=dict(rope_type="linear", factor=8.0), sliding_window_pattern=2), family="gemma3", brief=True),
+    Variant("tied bf16, 4-bit g32", mx.bfloat16, bits=4, group=32, family="gemma3"),
+    Variant("tied bf16, 4-bit g64, q and down 8-bit g32", mx.bfloat16, bits=4, group=64,
+            mixed={"q_proj": (8, 32), "mlp.down_proj": (8, 32)}, family="gemma3", brief=True),
+    Variant("tied bf16, 8-bit g64", mx.bfloat16, bits=8, group=64, family="gemma3", brief=True),
+    Variant("tied bf16, 4-bit g64, beside a vision tower", mx.bfloat16,
+            dict(model_type="gemma3", text_config={key: value for key, value in GEMMA3.items() if key != "vocab_size"}),
+            bits=4, group=64, family="gemma3", brief=True),
 ]
 
 
-def _randomize(path, value):
+def _randomize(path, value, family):
     """Norm weights of one and biases of zero would hide mistakes."""
     if "norm" in path:
-        return 1.0 + 0.25 * mx.random.normal(value.shape)
+        return (0.0 if family.startswith("gemma3") else 1.0) + 0.25 * mx.random.normal(value.shape)
     if path.endswith(".bias"):
         return 0.1 * mx.random.normal(value.shape)
     if "embed" in path:
@@ -83,12 +164,20 @@ def _randomize(path, value):
     return 3.0 * value
 
 
+def config_of(variant: Variant) -> dict:
+    return dict(BASES[variant.family], **variant.config)
+
+
 def build(variant: Variant, folder: Path) -> None:
     """Writes `variant` into `folder`: config.json and model.safetensors, as mlx-lm's converter lays them out."""
-    config = dict(LLAMA, **variant.config)
+    config = config_of(variant)
     mx.random.seed(7)
-    model = llama.Model(llama.ModelArgs.from_dict(config))
-    model.update(tree_map_with_path(_randomize, model.parameters()))
+    module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    model = module.Model(module.ModelArgs.from_dict(config))
+    text = getattr(model, "language_model", model)
+    if config["tie_word_embeddings"] and "lm_head" in text:  # families that tell a tied head by its absence
+        text.sanitize({})
+    model.update(tree_map_with_path(lambda path, value: _randomize(path, value, variant.family), model.parameters()))
     model.set_dtype(variant.dtype)
     if variant.bits:
         quantization = dict(group_size=variant.group, bits=variant.bits, mode="affine")

@@ -2,7 +2,7 @@
 
     python tests/parity/run.py [--driver PROGRAM] [--only WORD]
 
---only runs the models whose name holds WORD, and leaves the table alone.
+--only runs the models whose family and name hold WORD, and leaves the table alone.
 """
 
 import argparse
@@ -106,32 +106,34 @@ def markdown(rows, passed, failed):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--driver", type=Path, default=ROOT / "build/tests/parity/galley-parity-driver")
-    parser.add_argument("--only", default="", help="run the models whose name holds this word")
+    parser.add_argument("--only", default="", help="run the models whose family and name hold this")
     options = parser.parse_args()
 
     rows, passed, failed, started = [], 0, 0, time.time()
     with tempfile.TemporaryDirectory(prefix="galley-parity-") as temporary:
         scratch = Path(temporary)
-        (scratch / "script.json").write_text(json.dumps(cases.CASES))
-        for number, variant in enumerate(v for v in families.VARIANTS if options.only in v.name):
+        for number, variant in enumerate(
+                v for v in families.VARIANTS if options.only in f"{v.family} {v.name}"):
             folder, result = scratch / f"model-{number}", scratch / f"result-{number}.bin"
             families.build(variant, folder)
+            script = cases.of(families.config_of(variant), variant.brief)
+            (scratch / "script.json").write_text(json.dumps(script))
             driver = subprocess.Popen([options.driver, folder, scratch / "script.json", result])
             model = families.load(folder)
-            expected = [oracle.run(model, case) for case in cases.CASES]
+            expected = [oracle.run(model, case) for case in script]
             broken = driver.wait(timeout=600) != 0
             found = {} if broken else read_results(result)
-            for index, case in enumerate(cases.CASES):
+            for index, case in enumerate(script):
                 have = found.get(index, oracle.Run([], []))
                 serial = case["mode"] == "serial"
                 problem = "the driver failed" if broken else differences(expected[index], have, serial)
                 if problem is None and not comparison_can_fail(expected[index], have, serial):
                     problem = "a planted difference went unnoticed"
                 rung = "stock serial" if serial else "stock batched"
-                rows.append(("llama", variant.name, rung, case["name"], len(case["requests"]),
+                rows.append((variant.family, variant.name, rung, case["name"], len(case["requests"]),
                              len(expected[index].emissions), problem))
                 passed, failed = passed + (problem is None), failed + (problem is not None)
-                print(f"llama | {variant.name} | {rung} | {case['name']} | {problem or 'equal'}", flush=True)
+                print(f"{variant.family} | {variant.name} | {rung} | {case['name']} | {problem or 'equal'}", flush=True)
     if not options.only:
         (ROOT / "docs/parity.md").write_text(markdown(rows, passed, failed))
     print(f"{time.time() - started:.0f} s")

@@ -1,9 +1,10 @@
-// A llama checkpoint made up in memory, for tests of what sits above the loaders.
+// A checkpoint made up in memory, of any family, for tests of what sits above the loaders.
 #pragma once
 #include <cmath>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -87,6 +88,8 @@ class MemoryCheckpoint final : public models::Checkpoint {
 
   /// Changes a tensor's values as they are read.
   std::function<void(const std::string& tensor, std::vector<float>& values)> edit;
+  /// Matrices are affine with random codes instead of plain (`edit` doesn't see them).
+  std::optional<ops::AffineFormat> quantized;
 
   [[nodiscard]] const models::Config& config() const override { return config_; }
   [[nodiscard]] const text::Assets& assets() const override { return assets_; }
@@ -96,8 +99,13 @@ class MemoryCheckpoint final : public models::Checkpoint {
   [[nodiscard]] bool has(const std::string&) const override { return true; }
   [[nodiscard]] std::unique_ptr<ops::MatrixSource> matrix(const std::string& tensor, int rows,
                                                           int cols) const override {
+    if (quantized) return std::make_unique<MemoryMatrix>(affine(tensor, rows, cols, *quantized));
     auto values = random(tensor, rows * cols, 0.0F, 1.5F / std::sqrt(static_cast<float>(cols)));
     return std::make_unique<MemoryMatrix>(MemoryMatrix::plain(tensor, rows, cols, std::move(values)));
+  }
+  [[nodiscard]] std::unique_ptr<ops::MatrixSource> stacked(const std::string& tensor, int count, int rows,
+                                                           int cols) const override {
+    return matrix(tensor, count * rows, cols);
   }
   [[nodiscard]] ops::VectorSource vector(const std::string& tensor, int size) const override {
     return {tensor, random(tensor, size, 1.0F, 0.2F), ops::ElementType::f32};
@@ -105,6 +113,22 @@ class MemoryCheckpoint final : public models::Checkpoint {
   void release_pages() const override {}
 
  private:
+  /// Codes spread evenly, so that the values have the spread of the plain matrices.
+  static MemoryMatrix affine(const std::string& tensor, int rows, int cols, ops::AffineFormat format) {
+    std::mt19937 engine(static_cast<std::uint32_t>(std::hash<std::string>{}(tensor)));
+    const auto levels = static_cast<std::uint32_t>(1) << static_cast<unsigned>(format.bits);
+    std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols));
+    for (auto& code : codes) code = static_cast<std::uint8_t>(engine() % levels);
+    std::vector<float> scales(codes.size() / static_cast<std::size_t>(format.group));
+    std::vector<float> biases(scales.size());
+    std::uniform_real_distribution<float> stretch(0.5F, 1.5F);
+    const float unit = 1.5F * std::sqrt(12.0F / static_cast<float>(cols)) / static_cast<float>(levels);
+    for (std::size_t g = 0; g < scales.size(); ++g) {
+      scales[g] = unit * stretch(engine);
+      biases[g] = -scales[g] * 0.5F * static_cast<float>(levels) * stretch(engine);
+    }
+    return MemoryMatrix::affine(tensor, rows, cols, format, std::move(codes), std::move(scales), std::move(biases));
+  }
   [[nodiscard]] std::vector<float> random(const std::string& tensor, int count, float mean, float spread) const {
     std::mt19937 engine(static_cast<std::uint32_t>(std::hash<std::string>{}(tensor)));
     std::normal_distribution<float> normal(mean, spread);

@@ -28,10 +28,12 @@ mx::Dtype dtype_of(kernels::KvElement element) {
   throw std::logic_error("unknown KV element");
 }
 
-/// [T, heads * D] -> normed and rotated [T, heads, D], each token at its own position.
-mx::array rotate(const mx::array& x, int heads, const AttentionSpec& spec, const mx::array& positions) {
+/// [T, heads * D] -> normed (unless `norm` is null) and rotated [T, heads, D], each token at its own position.
+mx::array rotate(const mx::array& x, int heads, const NormPtr& norm, const AttentionSpec& spec,
+                 const mx::array& positions) {
   const int tokens = x.shape(0);
   mx::array y = mx::reshape(x, {tokens, heads, 1, spec.head_dim});
+  if (norm != nullptr) y = static_cast<const StockNorm&>(*norm).apply(y);
   const Rope& rope = spec.rope;
   if (rope.dims == 0) return mx::reshape(y, {tokens, heads, spec.head_dim});
   std::optional<mx::array> frequencies;
@@ -68,18 +70,19 @@ void scatter(const PhaseContext& c, const kernels::PagedKv& kv, const mx::array&
   }
 }
 
-/// Copies the first `length` keys and values of the row of token `t` into [1, kv_heads, length, D] arrays.
-void gather(const PhaseContext& c, const kernels::PagedKv& kv, int t, int length, mx::array& k, mx::array& v) {
+/// Copies keys and values [begin, end) of the row of token `t` into [1, kv_heads, end - begin, D] arrays.
+void gather(const PhaseContext& c, const kernels::PagedKv& kv, int t, int begin, int end, mx::array& k, mx::array& v) {
   const std::size_t size = kernels::kv_element_bytes(kv.element);
   const auto dim = static_cast<std::size_t>(kv.head_dim);
   auto* keys = reinterpret_cast<std::byte*>(k.data<std::uint8_t>());
   auto* values = reinterpret_cast<std::byte*>(v.data<std::uint8_t>());
   for (int h = 0; h < kv.kv_heads; ++h) {
-    for (int p = 0; p < length; ++p) {
+    for (int p = begin; p < end; ++p) {
       const std::int32_t block = c.places.table[t][p / kv.block_tokens];
       const auto slot = static_cast<std::size_t>(p % kv.block_tokens);
       const std::size_t to =
-          (static_cast<std::size_t>(h) * static_cast<std::size_t>(length) + static_cast<std::size_t>(p)) * dim * size;
+          (static_cast<std::size_t>(h) * static_cast<std::size_t>(end - begin) + static_cast<std::size_t>(p - begin)) *
+          dim * size;
       std::memcpy(values + to, kv.values(block, h) + slot * dim * size, dim * size);
       const std::byte* group = kv.keys(block, h) + slot / kernels::kKeyGroup * dim * kernels::kKeyGroup * size;
       for (std::size_t d = 0; d < dim; ++d) {
@@ -87,6 +90,14 @@ void gather(const PhaseContext& c, const kernels::PagedKv& kv, int t, int length
       }
     }
   }
+}
+
+/// What `count` tokens at `position` and after it see of the keys from `begin` on.
+AttentionMask mask_of(int position, int count, int begin, int window) {
+  if (window == 0) return {count > 1 ? "causal" : "", std::nullopt};
+  const mx::array at = mx::expand_dims(mx::arange(position, position + count), 1);
+  const mx::array keys = mx::expand_dims(mx::arange(begin, position + count), 0);
+  return {"array", mx::logical_and(mx::less_equal(keys, at), mx::greater(keys, mx::subtract(at, mx::array(window))))};
 }
 
 }  // namespace
@@ -152,15 +163,15 @@ std::vector<mx::array> FusedOps::to_arrays(std::span<const Value> values) {
 
 void FusedOps::write_from_arrays(const std::vector<mx::array>& qkv, const kernels::QkvOutput& to,
                                  const AttentionSpec& spec, int q_id) {
-  if (spec.q_norm || spec.k_norm) throw Error(500, "--fused-norm-linear off is not supported with per-head norms");
   const mx::array positions = mx::array(step_->positions.begin(), mx::Shape{step_->size()}, mx::int32);
   const mx::Dtype type = dtype_of(to.kv.element);
   const auto stored = [&](const mx::array& a) {
     return mx::contiguous(mx::view(mx::contiguous(mx::astype(a, type)), mx::uint8));
   };
-  const std::size_t q =
-      program_->input(mx::contiguous(mx::multiply(rotate(qkv[0], spec.heads, spec, positions), mx::array(to.q_scale))));
-  const std::size_t k = program_->input(stored(rotate(qkv[1], spec.kv_heads, spec, positions)));
+  const std::size_t q = program_->input(mx::contiguous(
+      mx::multiply(rotate(qkv[0], spec.heads, stock_norm(spec.q_norm), spec, positions), mx::array(to.q_scale))));
+  const std::size_t k =
+      program_->input(stored(rotate(qkv[1], spec.kv_heads, stock_norm(spec.k_norm), spec, positions)));
   const std::size_t v = program_->input(stored(mx::reshape(qkv[2], {step_->size(), spec.kv_heads, spec.head_dim})));
   program_->add([q, k, v, q_id, view = to.kv](PhaseContext& c) {
     std::copy_n(c.inputs[q].data<float>(), c.inputs[q].size(), c.machine.floats(q_id, c.inputs[q].size()));
@@ -170,20 +181,19 @@ void FusedOps::write_from_arrays(const std::vector<mx::array>& qkv, const kernel
 
 mx::array FusedOps::stock_attend(const mx::array& q, const mx::array& k, const mx::array& v, const AttentionSpec& spec,
                                  const kernels::PagedKv& kv) {
-  if (spec.q_norm || spec.k_norm || spec.softcap > 0.0F || spec.window > 0) {
-    throw Error(500, "--fused-attend off is supported for plain full attention only");
-  }
+  if (spec.softcap > 0.0F) throw Error(500, "--fused-attend off is not supported with a soft-cap on the scores");
   const mx::array positions = mx::array(step_->positions.begin(), mx::Shape{step_->size()}, mx::int32);
   const mx::Dtype type = dtype_of(kv.element);
   const auto stored = [&](const mx::array& a) {
     return mx::contiguous(mx::view(mx::contiguous(mx::astype(a, type)), mx::uint8));
   };
-  const std::size_t k_in = program_->input(stored(rotate(k, spec.kv_heads, spec, positions)));
+  const std::size_t k_in = program_->input(stored(rotate(k, spec.kv_heads, stock_norm(spec.k_norm), spec, positions)));
   const std::size_t v_in = program_->input(stored(mx::reshape(v, {step_->size(), spec.kv_heads, spec.head_dim})));
   program_->add([k_in, v_in, view = kv](PhaseContext& c) { scatter(c, view, c.inputs[k_in], c.inputs[v_in]); });
 
   struct Span {
-    int first, count;
+    int first, count;  // of the step's tokens
+    int begin;         // of the keys they see
     std::size_t k, v;
   };
   std::vector<Span> rows;
@@ -194,15 +204,16 @@ mx::array FusedOps::stock_attend(const mx::array& q, const mx::array& k, const m
       ++end;
     }
     const int length = step_->positions[static_cast<std::size_t>(end) - 1] + 1;
-    const mx::Shape shape{1, spec.kv_heads, length, spec.head_dim};
-    const Span row{t, end - t, program_->output(shape, type), program_->output(shape, type)};
+    const int begin = spec.window > 0 ? std::max(0, length - (end - t) - spec.window + 1) : 0;
+    const mx::Shape shape{1, spec.kv_heads, length - begin, spec.head_dim};
+    const Span row{t, end - t, begin, program_->output(shape, type), program_->output(shape, type)};
     program_->add([row, length, view = kv](PhaseContext& c) {
-      gather(c, view, row.first, length, c.outputs[row.k], c.outputs[row.v]);
+      gather(c, view, row.first, row.begin, length, c.outputs[row.k], c.outputs[row.v]);
     });
     rows.push_back(row);
     t = end;
   }
-  const mx::array rotated = rotate(q, spec.heads, spec, positions);  // [T, heads, D]
+  const mx::array rotated = rotate(q, spec.heads, stock_norm(spec.q_norm), spec, positions);  // [T, heads, D]
   flush();
   std::vector<mx::array> mixed;
   for (const Span& row : rows) {
@@ -210,9 +221,11 @@ mx::array FusedOps::stock_attend(const mx::array& q, const mx::array& k, const m
         mx::transpose(mx::slice(rotated, {row.first, 0, 0}, {row.first + row.count, spec.heads, spec.head_dim}),
                       {1, 0, 2}),
         0);
+    const AttentionMask mask =
+        mask_of(step_->positions[static_cast<std::size_t>(row.first)], row.count, row.begin, spec.window);
     const mx::array out = mx::fast::scaled_dot_product_attention(queries, mx::astype(outputs_[row.k], mx::float32),
                                                                  mx::astype(outputs_[row.v], mx::float32), spec.scale,
-                                                                 row.count > 1 ? "causal" : "");
+                                                                 mask.mode, mask.array);
     mixed.push_back(
         mx::reshape(mx::transpose(mx::squeeze(out, 0), {1, 0, 2}), {row.count, spec.heads * spec.head_dim}));
   }

@@ -14,16 +14,19 @@ namespace galley::ops {
 
 namespace mx = mlx::core;
 
-namespace {
-
-kernels::Gate gate_of(Activation activation) {
-  return activation == Activation::silu ? kernels::Gate::silu : kernels::Gate::gelu_tanh;
+NormPtr FusedOps::stock_norm(const NormPtr& norm) {
+  return norm == nullptr ? nullptr : dynamic_cast<const PackedNorm&>(*norm).stock;
 }
-
-}  // namespace
 
 const FusedOps::Hidden& FusedOps::hidden(const Value& value) const {
   return dynamic_cast<const Hidden&>(*value.impl());
+}
+
+void FusedOps::recover() {
+  step_.reset();
+  program_.reset();
+  outputs_.clear();
+  order_ = mx::zeros({1}, mx::int32);  // the failed program's token will never be there
 }
 
 void FusedOps::begin(std::shared_ptr<const RaggedStep> step) {
@@ -84,9 +87,9 @@ std::shared_ptr<const FusedOps::Hidden> FusedOps::in_floats(const Value& value) 
   return imported;
 }
 
-Value FusedOps::embed(const LinearPtr& table) {
+Value FusedOps::embed(const LinearPtr& table, float scale) {
   const auto& packed = dynamic_cast<const PackedLinear&>(*table);
-  if (!switches_.embed) return from_array(StockOps::array_of(stock_->embed(packed.stock)));
+  if (!switches_.embed) return from_array(StockOps::array_of(stock_->embed(packed.stock, scale)));
   auto x = std::make_shared<Hidden>();
   x->columns = packed.cols;
   x->floats = std::make_shared<FloatsHandle>(*machine_);
@@ -94,14 +97,14 @@ Value FusedOps::embed(const LinearPtr& table) {
   x->next = std::make_shared<Next>();
   x->program = program_.get();
   program_->add([matrix = &packed.matrix(), next = x->next, y = x->floats->id, out = x->activations->id,
-                 columns = x->columns](PhaseContext& c) {
+                 columns = x->columns, scale](PhaseContext& c) {
     const auto ld = static_cast<std::size_t>(columns);
     kernels::Activations* activations = nullptr;
     if (next->consumer != nullptr) {
       activations = &c.machine.activations(out);
       c.machine.context.reshape(*activations, c.step.size(), *next->consumer, next->norm != nullptr);
     }
-    kernels::embed(c.machine.context, *matrix, c.step.tokens, 1.0F, c.machine.floats(y, c.step.tokens.size() * ld), ld,
+    kernels::embed(c.machine.context, *matrix, c.step.tokens, scale, c.machine.floats(y, c.step.tokens.size() * ld), ld,
                    next->norm, activations);
   });
   return Value(std::move(x));
@@ -252,7 +255,7 @@ Value FusedOps::gated_mlp(const Value& x, const NormPtr& norm, const GatedMlp& m
   const auto& packed = dynamic_cast<const PackedMlp&>(*mlp.gate);
   const auto& down = dynamic_cast<const PackedLinear&>(*mlp.down);
   if (!switches_.gated_mlp) {
-    const GatedMlp stock{packed.stock_gate, packed.stock_up, down.stock, mlp.activation};
+    const GatedMlp stock{packed.stock_gate, packed.stock_up, down.stock, mlp.activation, stock_norm(mlp.post_norm)};
     const Value input = StockOps::value_of(mx::expand_dims(to_array(x), 0));
     return from_array(StockOps::array_of(stock_->gated_mlp(input, packed_norm.stock, stock)));
   }
@@ -264,7 +267,8 @@ Value FusedOps::gated_mlp(const Value& x, const NormPtr& norm, const GatedMlp& m
     c.machine.context.reshape(to, c.step.size(), *consumer, false);
     kernels::linear_gated(c.machine.context, {matrix, &c.machine.activations(in), eps}, gate, to);
   });
-  return add_residual(gated, down.matrix(), x);
+  if (!mlp.post_norm) return add_residual(gated, down.matrix(), x);
+  return add_normed_residual(gated, down.matrix(), dynamic_cast<const PackedNorm&>(*mlp.post_norm), x);
 }
 
 Value FusedOps::logits(const Value& x, const NormPtr& norm, const LinearPtr& head) {

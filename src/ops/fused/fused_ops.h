@@ -28,9 +28,12 @@ struct FusedSwitches {
   bool attend = true;
   bool linear_residual = true;
   bool gated_mlp = true;
+  bool moe = true;
   bool logits = true;
 
-  [[nodiscard]] bool all() const { return embed && norm_linear && attend && linear_residual && gated_mlp && logits; }
+  [[nodiscard]] bool all() const {
+    return embed && norm_linear && attend && linear_residual && gated_mlp && moe && logits;
+  }
 };
 
 class FusedOps final : public Ops {
@@ -48,18 +51,26 @@ class FusedOps final : public Ops {
                                       const std::vector<const VectorSource*>& biases) override;
   GatedMlp load_mlp(const MatrixSource& gate, const MatrixSource& up, const MatrixSource& down,
                     Activation activation) override;
+  Moe load_moe(const MatrixSource& router, const MatrixSource& gate, const MatrixSource& up, const MatrixSource& down,
+               const MoeSpec& spec) override;
   LinearPtr load_embedding(const MatrixSource& table) override;
   NormPtr load_norm(const VectorSource& weight, float eps) override;
+
+  /// Forgets a step that failed, while it was recorded or while it ran. The next one starts afresh.
+  void recover();
 
   /// Starts recording a step.
   void begin(std::shared_ptr<const RaggedStep> step);
 
-  Value embed(const LinearPtr& table) override;
+  Value embed(const LinearPtr& table, float scale = 1.0F) override;
   std::vector<Value> norm_linear(const Value& x, const NormPtr& norm, const std::vector<LinearPtr>& group) override;
   /// `kv` must be a PagedLayerKv.
   Value attend(const Value& q, const Value& k, const Value& v, const AttentionSpec& spec, LayerKv& kv) override;
   Value linear_residual(const Value& x, const LinearPtr& linear, const Value& residual) override;
+  Value linear_norm_residual(const Value& x, const LinearPtr& linear, const NormPtr& norm,
+                             const Value& residual) override;
   Value gated_mlp(const Value& x, const NormPtr& norm, const GatedMlp& mlp) override;
+  Value moe(const Value& x, const NormPtr& norm, const Moe& moe) override;
   Value logits(const Value& x, const NormPtr& norm, const LinearPtr& head) override;
 
   /// What a step yields, row by row for RaggedStep::emit.
@@ -87,9 +98,11 @@ class FusedOps final : public Ops {
   struct PackedLinear;
   struct PackedNorm;
   struct PackedMlp;
+  struct PackedExperts;
 
   [[nodiscard]] bool needs_stock() const { return !switches_.all(); }
   const Hidden& hidden(const Value& value) const;
+  static NormPtr stock_norm(const NormPtr& norm);  ///< what a switched-off op takes; null for null
   Value from_array(mlx::core::array a);
   mlx::core::array to_array(const Value& value);
   std::vector<mlx::core::array> to_arrays(std::span<const Value> values);
@@ -97,6 +110,8 @@ class FusedOps final : public Ops {
                                              const kernels::PackedMatrix& consumer);
   Value add_residual(const std::shared_ptr<ActivationsHandle>& input, const kernels::PackedMatrix& matrix,
                      const Value& residual);
+  Value add_normed_residual(const std::shared_ptr<ActivationsHandle>& input, const kernels::PackedMatrix& matrix,
+                            const PackedNorm& norm, const Value& residual);
   void write_from_arrays(const std::vector<mlx::core::array>& qkv, const kernels::QkvOutput& to,
                          const AttentionSpec& spec, int q_id);
   std::shared_ptr<const Hidden> in_floats(const Value& value);

@@ -44,6 +44,15 @@ struct FusedOps::PackedMlp final : Linear {
   LinearPtr stock_gate, stock_up;
 };
 
+struct FusedOps::PackedExperts final : Experts {
+  std::vector<kernels::PackedMatrix> gate_up, down;  ///< [experts]
+  Moe stock;
+};
+
+inline kernels::Gate gate_of(Activation activation) {
+  return activation == Activation::silu ? kernels::Gate::silu : kernels::Gate::gelu_tanh;
+}
+
 /// norm_linear(), recorded up to its input; what becomes of the product is decided by its consumer.
 struct FusedOps::Projection {
   std::shared_ptr<const PackedGroup> group;

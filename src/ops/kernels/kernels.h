@@ -133,6 +133,22 @@ struct Attention {
 void attention(Context& context, const Attention& args, Activations& out);
 constexpr int kAttentionSegment = 512;
 
+// ---- experts -------------------------------------------------------------------------------------------------------
+
+/// A mixture of experts: gated MLPs of which every row picks a few.
+struct MoeLayer {
+  std::span<const PackedMatrix> gate_up;  ///< [experts], made by PackedMatrix::interleave
+  std::span<const PackedMatrix> down;     ///< [experts]
+  Gate gate = Gate::silu;
+  int picks = 0;                ///< experts a row is sent to: those with its largest scores, of equals the lower index
+  bool normalized = false;      ///< the weights of the picked ones are divided by their sum
+  const float* norm = nullptr;  ///< [hidden] weight of the norm before the experts
+  float eps = 1e-5F;
+};
+/// y[r] = x[r] + sum over the picked experts of weight * expert(norm(x[r])), added up in order of the row's scores,
+/// largest first. Weights: softmax of `scores` [rows][experts]. x and y: [rows][hidden], not the same memory.
+void experts(Context& context, const MoeLayer& moe, const float* scores, const float* x, int rows, float* y);
+
 // ---- rows ----------------------------------------------------------------------------------------------------------
 
 /// y[r] = scale * (column token[r] of `table`, decoded), and if `out` is given the same rows times `norm` (may be null)
@@ -146,6 +162,11 @@ void embed(Context& context, const PackedMatrix& table, std::span<const std::int
 /// read just the rows that emit. `norm` null: no norm, values are passed on.
 void norm_quantize(Context& context, const float* x, std::size_t ld, const std::int32_t* rows, const float* norm,
                    Activations& out);
+
+/// The end of a residual branch that is normed before it is added: y[r] = residual[r] + to.scale * x[r] * weight /
+/// sqrt(mean(x[r]^2) + eps), then as linear_residual. x is [rows][to.ld], `weight` [columns].
+void norm_residual(Context& context, const float* x, int rows, int columns, const float* weight, float eps,
+                   const Residual& to);
 
 // ---- one row of logits (single-threaded; any thread)
 // -----------------------------------------------------------------

@@ -29,19 +29,27 @@ std::vector<mx::array> swiglu(const std::vector<mx::array>& inputs) {
   return {mx::multiply(mx::multiply(gate, mx::sigmoid(gate)), inputs[1])};
 }
 
-// nn.gelu_approx(gate) * x
-std::vector<mx::array> geglu(const std::vector<mx::array>& inputs) {
-  const mx::array& gate = inputs[0];
-  const auto number = [&](double value) { return mx::array(static_cast<float>(value), gate.dtype()); };
-  const mx::array cubic = mx::multiply(number(0.044715), mx::power(gate, mx::array(3)));
-  const mx::array inner = mx::multiply(number(std::sqrt(2 / std::numbers::pi)), mx::add(gate, cubic));
-  const mx::array gelu = mx::multiply(mx::multiply(number(0.5), gate), mx::add(number(1.0), mx::tanh(inner)));
-  return {mx::multiply(gelu, inputs[1])};
+// nn.gelu_approx
+std::vector<mx::array> gelu(const std::vector<mx::array>& inputs) {
+  const mx::array& x = inputs[0];
+  const auto number = [&](double value) { return mx::array(static_cast<float>(value), x.dtype()); };
+  const mx::array cubic = mx::multiply(number(0.044715), mx::power(x, mx::array(3)));
+  const mx::array inner = mx::multiply(number(std::sqrt(2 / std::numbers::pi)), mx::add(x, cubic));
+  return {mx::multiply(mx::multiply(number(0.5), x), mx::add(number(1.0), mx::tanh(inner)))};
 }
 
-// [B, L, heads * D] -> [B, heads, L, D]
-mx::array to_heads(const mx::array& x, int heads) {
-  return mx::transpose(mx::reshape(x, {x.shape(0), x.shape(1), heads, -1}), {0, 2, 1, 3});
+// clip_residual of gemma3_text, for float16
+std::vector<mx::array> clipped_sum(const std::vector<mx::array>& inputs) {
+  const mx::array bound(65504.0F);
+  const mx::array sum = mx::add(mx::astype(inputs[0], mx::float32), mx::astype(inputs[1], mx::float32));
+  return {mx::astype(mx::clip(sum, mx::negative(bound), bound), mx::float16)};
+}
+
+// [B, L, heads * D] -> [B, heads, L, D], each head normed unless `norm` is null
+mx::array to_heads(const mx::array& x, int heads, const NormPtr& norm = nullptr) {
+  mx::array y = mx::reshape(x, {x.shape(0), x.shape(1), heads, -1});
+  if (norm != nullptr) y = stock(norm).apply(y);
+  return mx::transpose(y, {0, 2, 1, 3});
 }
 
 mx::array rotate(const mx::array& x, const Rope& rope, const RopeOffset& offset) {
@@ -63,7 +71,8 @@ mx::array rotate(const mx::array& x, const Rope& rope, const RopeOffset& offset)
 StockOps::StockOps(StockNumerics numerics)
     : numerics_(numerics),
       swiglu_(mx::compile(swiglu, /*shapeless=*/true)),
-      geglu_(mx::compile(geglu, /*shapeless=*/true)),
+      gelu_(mx::compile(gelu, /*shapeless=*/true)),
+      clipped_sum_(mx::compile(clipped_sum, /*shapeless=*/true)),
       tokens_(mx::array(0)) {}
 
 void StockOps::begin(mx::array tokens) {
@@ -101,7 +110,15 @@ NormPtr StockOps::load_norm(const VectorSource& weight, float eps) {
 
 Value StockOps::value_of(mx::array a) { return wrap(std::move(a)); }
 
-Value StockOps::embed(const LinearPtr& table) { return wrap(stock(table).look_up(tokens_)); }
+mx::array StockOps::saturating_sum(const mx::array& a, const mx::array& b) const {
+  return a.dtype() == mx::float16 ? clipped_sum_({a, b}).front() : mx::add(a, b);
+}
+
+Value StockOps::embed(const LinearPtr& table, float scale) {
+  mx::array rows = stock(table).look_up(tokens_);
+  if (scale != 1.0F) rows = mx::multiply(rows, mx::array(scale, rows.dtype()));
+  return wrap(std::move(rows));
+}
 
 std::vector<Value> StockOps::norm_linear(const Value& x, const NormPtr& norm, const std::vector<LinearPtr>& group) {
   const mx::array normed = stock(norm).apply(array_of(x));
@@ -113,8 +130,8 @@ std::vector<Value> StockOps::norm_linear(const Value& x, const NormPtr& norm, co
 Value StockOps::attend(const Value& q, const Value& k, const Value& v, const AttentionSpec& spec, LayerKv& kv) {
   if (spec.softcap != 0.0F) throw Error(500, "attention with a soft-cap has no stock expansion");
   auto& cache = static_cast<StockLayerKv&>(kv);
-  mx::array queries = to_heads(array_of(q), spec.heads);
-  mx::array keys = to_heads(array_of(k), spec.kv_heads);
+  mx::array queries = to_heads(array_of(q), spec.heads, spec.q_norm);
+  mx::array keys = to_heads(array_of(k), spec.kv_heads, spec.k_norm);
   const mx::array values = to_heads(array_of(v), spec.kv_heads);
   const int batch = queries.shape(0);
   const int length = queries.shape(2);
@@ -122,8 +139,6 @@ Value StockOps::attend(const Value& q, const Value& k, const Value& v, const Att
   auto mask = masks_.find(spec.window);
   if (mask == masks_.end()) mask = masks_.emplace(spec.window, cache.mask(length, spec.window)).first;
 
-  if (spec.q_norm) queries = stock(spec.q_norm).apply(queries);
-  if (spec.k_norm) keys = stock(spec.k_norm).apply(keys);
   const RopeOffset offset = cache.offset();
   queries = rotate(queries, spec.rope, offset);
   keys = rotate(keys, spec.rope, offset);
@@ -135,12 +150,22 @@ Value StockOps::linear_residual(const Value& x, const LinearPtr& linear, const V
   return wrap(mx::add(array_of(residual), stock(linear).apply(array_of(x))));
 }
 
+Value StockOps::linear_norm_residual(const Value& x, const LinearPtr& linear, const NormPtr& norm,
+                                     const Value& residual) {
+  return wrap(saturating_sum(array_of(residual), stock(norm).apply(stock(linear).apply(array_of(x)))));
+}
+
+mx::array StockOps::gated(const mx::array& gate, const mx::array& up, Activation activation) const {
+  return activation == Activation::silu ? swiglu_({gate, up}).front() : mx::multiply(gelu_({gate}).front(), up);
+}
+
 Value StockOps::gated_mlp(const Value& x, const NormPtr& norm, const GatedMlp& mlp) {
   const mx::array normed = stock(norm).apply(array_of(x));
   const mx::array gate = stock(mlp.gate).apply(normed);
   const mx::array up = stock(mlp.up).apply(normed);
-  const Compiled& activation = mlp.activation == Activation::silu ? swiglu_ : geglu_;
-  return wrap(mx::add(array_of(x), stock(mlp.down).apply(activation({gate, up}).front())));
+  const mx::array down = stock(mlp.down).apply(gated(gate, up, mlp.activation));
+  if (!mlp.post_norm) return wrap(mx::add(array_of(x), down));
+  return wrap(saturating_sum(array_of(x), stock(mlp.post_norm).apply(down)));
 }
 
 Value StockOps::logits(const Value& x, const NormPtr& norm, const LinearPtr& head) {

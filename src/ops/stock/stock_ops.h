@@ -9,6 +9,7 @@
 
 #include "ops/ops.h"
 #include "ops/stock/stock_kv.h"
+#include "ops/stock/stock_moe.h"
 #include "ops/stock/stock_weights.h"
 
 namespace galley::ops {
@@ -28,24 +29,37 @@ class StockOps final : public Ops {
                                       const std::vector<const VectorSource*>& biases) override;
   GatedMlp load_mlp(const MatrixSource& gate, const MatrixSource& up, const MatrixSource& down,
                     Activation activation) override;
+  Moe load_moe(const MatrixSource& router, const MatrixSource& gate, const MatrixSource& up, const MatrixSource& down,
+               const MoeSpec& spec) override;
   LinearPtr load_embedding(const MatrixSource& table) override;
   NormPtr load_norm(const VectorSource& weight, float eps) override;
 
-  Value embed(const LinearPtr& table) override;
+  Value embed(const LinearPtr& table, float scale = 1.0F) override;
   std::vector<Value> norm_linear(const Value& x, const NormPtr& norm, const std::vector<LinearPtr>& group) override;
   /// `kv` must be a StockLayerKv.
   Value attend(const Value& q, const Value& k, const Value& v, const AttentionSpec& spec, LayerKv& kv) override;
   Value linear_residual(const Value& x, const LinearPtr& linear, const Value& residual) override;
+  Value linear_norm_residual(const Value& x, const LinearPtr& linear, const NormPtr& norm,
+                             const Value& residual) override;
   Value gated_mlp(const Value& x, const NormPtr& norm, const GatedMlp& mlp) override;
+  Value moe(const Value& x, const NormPtr& norm, const Moe& moe) override;
   /// Logits [B, L, vocab] of every position; lazy, so that a prefill which never looks at them never computes them.
   Value logits(const Value& x, const NormPtr& norm, const LinearPtr& head) override;
 
  private:
   using Compiled = std::function<std::vector<mlx::core::array>(const std::vector<mlx::core::array>&)>;
 
+  /// activation(gate) * up
+  [[nodiscard]] mlx::core::array gated(const mlx::core::array& gate, const mlx::core::array& up,
+                                       Activation activation) const;
+  [[nodiscard]] mlx::core::array switch_glu(const mlx::core::array& x, const mlx::core::array& picks,
+                                            const StockExperts& experts, Activation activation) const;
+  [[nodiscard]] mlx::core::array saturating_sum(const mlx::core::array& a, const mlx::core::array& b) const;
+
   StockNumerics numerics_;
   Compiled swiglu_;
-  Compiled geglu_;
+  Compiled gelu_;
+  Compiled clipped_sum_;
   mlx::core::array tokens_;
   std::map<int, AttentionMask> masks_;  ///< of the pass in flight, by window: mlx-lm makes one for all layers
 };

@@ -85,37 +85,41 @@ bool mlx_has(const AffineFormat& format) { return format.group == 32 || format.g
 
 }  // namespace
 
-StockLinear::StockLinear(const MatrixSource& source, const VectorSource* bias, const StockNumerics& numerics)
-    : weight_(mx::array(0.0F)) {
-  rows = source.rows();
-  cols = source.cols();
+StockMatrix::StockMatrix(const MatrixSource& source, const StockNumerics& numerics) : weight(mx::array(0.0F)) {
   const bool keep_packed = source.quantized() && !numerics.dense && mlx_has(source.affine());
   if (keep_packed) {
-    weight_ = packed_codes(source);
+    weight = packed_codes(source);
     auto [scales, biases] = scales_and_biases(source);
-    packed_ = Packed{std::move(scales), std::move(biases), source.affine()};
+    packed = Packed{std::move(scales), std::move(biases), source.affine()};
   } else {
-    weight_ = dense(source, numerics.float32 ? ElementType::f32 : source.type());
+    weight = dense(source, numerics.float32 ? ElementType::f32 : source.type());
   }
+}
+
+StockLinear::StockLinear(const MatrixSource& source, const VectorSource* bias, const StockNumerics& numerics)
+    : matrix_(source, numerics) {
+  rows = source.rows();
+  cols = source.cols();
   if (bias != nullptr) {
     bias_ = as_type(bias->values, {rows}, numerics.float32 ? ElementType::f32 : bias->type);
   }
 }
 
 mx::array StockLinear::apply(const mx::array& x) const {
-  if (packed_) {
-    const mx::array product = mx::quantized_matmul(x, weight_, packed_->scales, packed_->biases, /*transpose=*/true,
-                                                   packed_->format.group, packed_->format.bits);
+  if (const auto& packed = matrix_.packed) {
+    const mx::array product = mx::quantized_matmul(x, matrix_.weight, packed->scales, packed->biases,
+                                                   /*transpose=*/true, packed->format.group, packed->format.bits);
     return bias_ ? mx::add(product, *bias_) : product;
   }
-  const mx::array transposed = mx::transpose(weight_);
+  const mx::array transposed = mx::transpose(matrix_.weight);
   return bias_ ? mx::addmm(*bias_, x, transposed) : mx::matmul(x, transposed);
 }
 
 mx::array StockLinear::look_up(const mx::array& tokens) const {
-  if (!packed_) return mx::take(weight_, tokens, 0);
-  return mx::dequantize(mx::take(weight_, tokens, 0), mx::take(packed_->scales, tokens, 0),
-                        mx::take(packed_->biases, tokens, 0), packed_->format.group, packed_->format.bits);
+  const auto& packed = matrix_.packed;
+  if (!packed) return mx::take(matrix_.weight, tokens, 0);
+  return mx::dequantize(mx::take(matrix_.weight, tokens, 0), mx::take(packed->scales, tokens, 0),
+                        mx::take(packed->biases, tokens, 0), packed->format.group, packed->format.bits);
 }
 
 StockNorm::StockNorm(const VectorSource& weight, float epsilon, const StockNumerics& numerics)

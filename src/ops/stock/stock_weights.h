@@ -18,6 +18,19 @@ struct StockNumerics {
   bool dense = false;
 };
 
+/// A matrix [rows, cols] as MLX holds it: dense, or packed codes with a scale and a bias per group.
+struct StockMatrix {
+  StockMatrix(const MatrixSource& source, const StockNumerics& numerics);
+
+  struct Packed {
+    mlx::core::array scales;
+    mlx::core::array biases;
+    AffineFormat format;
+  };
+  mlx::core::array weight;  ///< dense [rows, cols], or uint32 [rows, cols * bits / 32]
+  std::optional<Packed> packed;
+};
+
 /// A matrix [rows, cols], dense or packed, as a layer or as an embedding table.
 class StockLinear final : public Linear {
  public:
@@ -29,13 +42,7 @@ class StockLinear final : public Linear {
   [[nodiscard]] mlx::core::array look_up(const mlx::core::array& tokens) const;
 
  private:
-  struct Packed {
-    mlx::core::array scales;
-    mlx::core::array biases;
-    AffineFormat format;
-  };
-  mlx::core::array weight_;  ///< dense [rows, cols], or uint32 [rows, cols * bits / 32]
-  std::optional<Packed> packed_;
+  StockMatrix matrix_;
   std::optional<mlx::core::array> bias_;
 };
 

@@ -1,0 +1,80 @@
+#include "models/gguf_names.h"
+
+#include <span>
+
+namespace galley::models {
+namespace {
+
+struct Module {
+  const char* gguf;       ///< below "blk.N."
+  const char* canonical;  ///< below "model.layers.N."
+  bool biased = false;    ///< may have a ".bias"
+  bool permuted = false;
+};
+
+constexpr Module llama[] = {
+    {"attn_norm", "input_layernorm"},           {"attn_q", "self_attn.q_proj", true, true},
+    {"attn_k", "self_attn.k_proj", true, true}, {"attn_v", "self_attn.v_proj", true},
+    {"attn_output", "self_attn.o_proj", true},  {"ffn_norm", "post_attention_layernorm"},
+    {"ffn_gate", "mlp.gate_proj", true},        {"ffn_up", "mlp.up_proj", true},
+    {"ffn_down", "mlp.down_proj", true},
+};
+constexpr Module qwen2[] = {
+    {"attn_norm", "input_layernorm"},     {"attn_q", "self_attn.q_proj", true},
+    {"attn_k", "self_attn.k_proj", true}, {"attn_v", "self_attn.v_proj", true},
+    {"attn_output", "self_attn.o_proj"},  {"ffn_norm", "post_attention_layernorm"},
+    {"ffn_gate", "mlp.gate_proj"},        {"ffn_up", "mlp.up_proj"},
+    {"ffn_down", "mlp.down_proj"},
+};
+constexpr Module qwen3[] = {
+    {"attn_norm", "input_layernorm"},    {"attn_q", "self_attn.q_proj"},
+    {"attn_k", "self_attn.k_proj"},      {"attn_v", "self_attn.v_proj"},
+    {"attn_q_norm", "self_attn.q_norm"}, {"attn_k_norm", "self_attn.k_norm"},
+    {"attn_output", "self_attn.o_proj"}, {"ffn_norm", "post_attention_layernorm"},
+    {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
+    {"ffn_down", "mlp.down_proj"},
+};
+
+constexpr Module gemma3[] = {
+    {"attn_norm", "input_layernorm"},
+    {"attn_q", "self_attn.q_proj"},
+    {"attn_k", "self_attn.k_proj"},
+    {"attn_v", "self_attn.v_proj"},
+    {"attn_q_norm", "self_attn.q_norm"},
+    {"attn_k_norm", "self_attn.k_norm"},
+    {"attn_output", "self_attn.o_proj"},
+    {"post_attention_norm", "post_attention_layernorm"},
+    {"ffn_norm", "pre_feedforward_layernorm"},
+    {"ffn_gate", "mlp.gate_proj"},
+    {"ffn_up", "mlp.up_proj"},
+    {"ffn_down", "mlp.down_proj"},
+    {"post_ffw_norm", "post_feedforward_layernorm"},
+};
+
+std::span<const Module> modules_of(const Config& config) {
+  if (config.family == "gemma3") return gemma3;
+  if (config.family == "qwen2") return qwen2;
+  if (config.family == "qwen3") return qwen3;
+  return llama;
+}
+
+}  // namespace
+
+std::map<std::string, GgufName> gguf_tensor_names(const Config& config) {
+  std::map<std::string, GgufName> names{
+      {"token_embd.weight", {"model.embed_tokens.weight"}},
+      {"output_norm.weight", {"model.norm.weight"}},
+      {"output.weight", {"lm_head.weight"}},
+  };
+  for (int layer = 0; layer < config.layers; ++layer) {
+    const std::string block = "blk." + std::to_string(layer) + ".";
+    const std::string prefix = "model.layers." + std::to_string(layer) + ".";
+    for (const Module& module : modules_of(config)) {
+      names[block + module.gguf + ".weight"] = {prefix + module.canonical + ".weight", module.permuted};
+      if (module.biased) names[block + module.gguf + ".bias"] = {prefix + module.canonical + ".bias", module.permuted};
+    }
+  }
+  return names;
+}
+
+}  // namespace galley::models
