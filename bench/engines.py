@@ -11,7 +11,7 @@ from statistics import median
 BATCHES = (1, 2, 4, 8, 16, 32)
 PROMPT = 128
 GENERATE = 64
-REPEAT = 3  # runs within one process, of which the median counts
+REPEAT = 2  # runs within one process, of which the median counts
 
 
 @dataclass
@@ -69,16 +69,16 @@ class LlamaCpp:
         self.best: dict[int, str] = dict.fromkeys(BATCHES, "fa on, unified")
         self.about = json.loads((folder.parent / "build.json").read_text())
 
-    def _measure(self, batch: int, settings: str) -> tuple[float, float]:
+    def _measure(self, batch: int, settings: str, repeat: int = REPEAT) -> tuple[float, float]:
         """Prefill and decode speed. Each batch size gets a context of just its size."""
         context = batch * 256  # multiple of 256, which llama.cpp pads to
-        reports = _json_lines([*self._command, "-npl", ",".join([str(batch)] * REPEAT), "-c", str(context),
+        reports = _json_lines([*self._command, "-npl", ",".join([str(batch)] * repeat), "-c", str(context),
                                *self.SETTINGS[settings]])
         return median(r["speed_pp"] for r in reports), median(r["speed_tg"] for r in reports)
 
     def tune(self, batches: tuple[int, ...] = BATCHES) -> dict:
-        """Picks the settings for each batch size; returns what was measured."""
-        table = {batch: {settings: self._measure(batch, settings)[1] for settings in self.SETTINGS}
+        """Picks the settings for each batch size by one run of each; returns what was measured."""
+        table = {batch: {settings: self._measure(batch, settings, repeat=1)[1] for settings in self.SETTINGS}
                  for batch in batches}
         for batch, speeds in table.items():
             self.best[batch] = max(speeds, key=lambda settings: speeds[settings])

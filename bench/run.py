@@ -17,6 +17,7 @@ import json
 import os
 import pathlib
 import sys
+import time
 from datetime import datetime, timezone
 from statistics import median
 from typing import Any
@@ -28,7 +29,8 @@ from streams import LEVELS, Level, galley_command, llama_command, measure, servi
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WAVES = {1: 6, 4: 3, 16: 3}  # waves of each number of streams, in every round
-NEIGHBOUR_BATCHES = (1, 8, 16)
+NEIGHBOUR_BATCHES = (1, 16)
+PATIENCE_SECONDS = 300
 
 
 class Bench:
@@ -41,15 +43,18 @@ class Bench:
         self.threads: int = arguments.threads
         self.galley = Galley(self.binary, self.model, self.threads)
         self.llama = LlamaCpp(self.peer, self.model, self.threads)
+        self.started = datetime.now()
         self.loads: list[float] = []
         self.report: dict[str, Any] = {}
 
     def step(self, what: str) -> machine.LoadWatch:
-        """Announces a step. A step is only begun on a quiet machine."""
-        load = machine.load_now(1.0)
-        if load > machine.QUIET_PERCENT and not self.allow_loaded:
-            sys.exit(f"error: other processes use {load:.0f} % of the machine, so figures would mean nothing. Stop them, "
-                     'or stamp the result as loaded: make bench ARGS="--allow-loaded"')
+        """Announces a step. A step is only begun on a quiet machine; a short disturbance is waited for."""
+        patience = time.monotonic() + (PATIENCE_SECONDS if self.loads else 0)
+        while (load := machine.load_now(1.0)) > machine.QUIET_PERCENT and not self.allow_loaded:
+            if time.monotonic() > patience:
+                self.save()
+                sys.exit(f"error: other processes use {load:.0f} % of the machine, so figures would mean nothing. Stop "
+                         'them, or stamp the result as loaded: make bench ARGS="--allow-loaded"')
         print(f"{datetime.now():%H:%M:%S} {what}", flush=True)
         return machine.LoadWatch()
 
@@ -75,7 +80,7 @@ class Bench:
     def neighbour(self) -> None:
         quiet = {engine.name: Samples() for engine in (self.galley, self.llama)}
         noisy = {engine.name: Samples() for engine in (self.galley, self.llama)}
-        for number in range(1, min(self.rounds, 3) + 1):
+        for number in range(1, min(self.rounds, 2) + 1):
             for engine in (self.galley, self.llama):
                 watch = self.step(f"busy neighbour, round {number}: {engine.name}")
                 engine.run(quiet[engine.name], NEIGHBOUR_BATCHES)
@@ -104,7 +109,7 @@ class Bench:
                 footprint["resident_after"] = server.resident()
                 kv = server.get("/stats")["kv"]
                 footprint["kv_budget_bytes"] = kv["budget_bytes"]
-                footprint["kv_peak_bytes"] = kv.get("peak_bytes", kv["used_bytes"])
+                footprint["kv_peak_bytes"] = kv["used_bytes"] + kv["cached_bytes"]
             self.done(watch)
             watch = self.step(f"servers, round {number} of {self.rounds}: llama.cpp")
             with serving(llama_command(self.peer, self.model, self.threads, flash)) as server:
@@ -129,6 +134,14 @@ class Bench:
             self.done(watch)
         return max(speeds, key=lambda flash: speeds[flash])
 
+    def save(self) -> pathlib.Path:
+        """Writes what has been measured so far."""
+        out = ROOT / "bench" / "out"
+        out.mkdir(parents=True, exist_ok=True)
+        path = out / f"{self.started:%Y%m%d-%H%M%S}.json"
+        path.write_text(json.dumps(self.finish(), indent=2, ensure_ascii=False) + "\n")
+        return path
+
     def finish(self) -> dict[str, Any]:
         worst = max(self.loads, default=0.0)
         # Short-lived activity of the system itself is always there: the bound during a run is wider than before it.
@@ -146,7 +159,7 @@ def _string_keys(medians: dict[str, Any]) -> dict[str, Any]:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measures galley against llama.cpp.")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--parts", default="engine,server,neighbour", help="comma-separated")
     parser.add_argument("--model", type=pathlib.Path, default=ROOT / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf")
     parser.add_argument("--galley", type=pathlib.Path, default=ROOT / "build" / "galley")
@@ -168,17 +181,14 @@ def main() -> None:
     parts = arguments.parts.split(",")
     for part in parts:
         {"engine": bench.engine, "server": bench.server, "neighbour": bench.neighbour}[part]()
+        bench.save()
     result = bench.finish()
     print()
     print(reporting.as_text(result))
-    out = ROOT / "bench" / "out"
-    out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
-    (out / f"{datetime.now():%Y%m%d-%H%M%S}.json").write_text(text)
     if not arguments.no_docs and set(parts) >= {"engine", "server"}:
         docs = ROOT / "docs"
         docs.mkdir(exist_ok=True)
-        (docs / "bench.json").write_text(text)
+        (docs / "bench.json").write_text(bench.save().read_text())
         (docs / "bench.md").write_text(reporting.as_markdown(result))
         (docs / "bench.svg").write_text(reporting.as_svg(result))
         print("\nwrote docs/bench.json, docs/bench.md and docs/bench.svg")

@@ -63,9 +63,11 @@ OutJson kv_json(const models::KvUsage& kv) {
   OutJson json;
   json["budget_bytes"] = kv.budget_bytes;
   json["used_bytes"] = kv.used_bytes;
+  json["cached_bytes"] = kv.cached_bytes;
   json["reserved_bytes"] = kv.reserved_bytes;
   json["blocks_total"] = kv.blocks_total;
   json["blocks_free"] = kv.blocks_free;
+  json["blocks_cached"] = kv.blocks_cached;
   json["block_tokens"] = kv.block_tokens;
   return json;
 }
@@ -87,11 +89,9 @@ OutJson engine_json(const serve::Stats& stats) {
                         {"prompt_tokens", stats.throughput.prompt_tokens},
                         {"completion_tokens", stats.throughput.completion_tokens},
                         {"steps", stats.throughput.steps}};
-  json["requests"] = {{"accepted", stats.requests.accepted},
-                      {"finished", stats.requests.finished},
-                      {"cancelled", stats.requests.cancelled},
-                      {"failed", stats.requests.failed},
-                      {"refused", stats.requests.refused}};
+  json["requests"] = {{"accepted", stats.requests.accepted},   {"finished", stats.requests.finished},
+                      {"cancelled", stats.requests.cancelled}, {"failed", stats.requests.failed},
+                      {"refused", stats.requests.refused},     {"preempted", stats.requests.preempted}};
   return json;
 }
 

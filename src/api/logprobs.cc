@@ -19,9 +19,11 @@ bool is_utf8(std::string_view bytes) {
   }
 }
 
-OutJson chat_entry(const std::string& bytes, float logprob) {
+/// A special token stands for no text and is shown by its name.
+OutJson chat_entry(const text::Tokenizer& tokenizer, std::int32_t id, const std::string& bytes, float logprob) {
   OutJson entry;
-  entry["token"] = bytes;  // what is not UTF-8 is replaced when the answer is printed
+  // What is not UTF-8 is replaced when the answer is printed.
+  entry["token"] = bytes.empty() ? tokenizer.token_name(id) : bytes;
   entry["logprob"] = logprob;
   OutJson raw = OutJson::array();
   for (const char byte : bytes) raw.push_back(static_cast<unsigned char>(byte));
@@ -29,7 +31,8 @@ OutJson chat_entry(const std::string& bytes, float logprob) {
   return entry;
 }
 
-std::string completion_token(const std::string& bytes) {
+std::string completion_token(const text::Tokenizer& tokenizer, std::int32_t id, const std::string& bytes) {
+  if (bytes.empty()) return tokenizer.token_name(id);
   if (is_utf8(bytes)) return bytes;
   static constexpr std::string_view kHex = "0123456789abcdef";
   std::string shown = "bytes:";
@@ -53,10 +56,10 @@ std::size_t characters(std::string_view bytes) {
 OutJson chat_logprobs(std::span<const serve::TokenInfo> tokens, const text::Tokenizer& tokenizer) {
   OutJson all = OutJson::array();
   for (const serve::TokenInfo& info : tokens) {
-    OutJson entry = chat_entry(info.bytes, info.choice.logprob);
+    OutJson entry = chat_entry(tokenizer, info.choice.token, info.bytes, info.choice.logprob);
     OutJson top = OutJson::array();
     for (const sample::TokenLogprob& other : info.choice.top) {
-      top.push_back(chat_entry(tokenizer.token_bytes(other.token), other.logprob));
+      top.push_back(chat_entry(tokenizer, other.token, tokenizer.token_bytes(other.token), other.logprob));
     }
     entry["top_logprobs"] = std::move(top);
     all.push_back(std::move(entry));
@@ -71,10 +74,10 @@ OutJson completion_logprobs(std::span<const serve::TokenInfo> tokens, const text
   OutJson tops = OutJson::array();
   OutJson offsets = OutJson::array();
   for (const serve::TokenInfo& info : tokens) {
-    const std::string name = completion_token(info.bytes);
+    const std::string name = completion_token(tokenizer, info.choice.token, info.bytes);
     OutJson top = OutJson::object();
     for (const sample::TokenLogprob& other : info.choice.top) {
-      const std::string other_name = completion_token(tokenizer.token_bytes(other.token));
+      const std::string other_name = completion_token(tokenizer, other.token, tokenizer.token_bytes(other.token));
       if (!top.contains(other_name)) top[other_name] = other.logprob;  // the likelier of two that look alike
     }
     if (!top.contains(name)) top[name] = info.choice.logprob;

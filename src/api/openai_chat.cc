@@ -12,6 +12,7 @@
 #include "api/json.h"
 #include "api/logprobs.h"
 #include "api/openai_messages.h"
+#include "api/prompt_text.h"
 #include "api/sampling.h"
 
 namespace galley::api {
@@ -154,7 +155,7 @@ std::vector<std::int32_t> render_prompt(const ServedModel& model, const Json& me
   }
   const std::string text =
       model.chat_template->render(messages.dump(), {}, template_kwargs ? template_kwargs->dump() : std::string(), true);
-  std::vector<std::int32_t> prompt = model.tokenizer->encode(text, /*parse_special=*/true);
+  std::vector<std::int32_t> prompt = encode_prompt(text, model, "messages");
   if (prompt.empty())
     throw Error(400, "messages: the chat template made an empty prompt of them", "empty_prompt", "messages");
   return prompt;

@@ -13,6 +13,7 @@
 #include "api/generation.h"
 #include "api/json.h"
 #include "api/logprobs.h"
+#include "api/prompt_text.h"
 #include "api/sampling.h"
 
 namespace galley::api {
@@ -154,7 +155,7 @@ class CompletionStream final : public Generation {
 using Prompt = std::vector<std::int32_t>;
 
 Prompt encode_text(const Json& text, const ServedModel& model, const std::string& path) {
-  Prompt prompt = model.tokenizer->encode(text.get_ref<const std::string&>(), /*parse_special=*/true);
+  Prompt prompt = encode_prompt(text.get_ref<const std::string&>(), model, "prompt");
   if (model.add_bos && model.bos_id >= 0 && (prompt.empty() || prompt.front() != model.bos_id)) {
     prompt.insert(prompt.begin(), model.bos_id);
   }

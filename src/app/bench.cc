@@ -26,6 +26,7 @@ double median(std::vector<double> values) {
 
 struct Timing {
   double prefill_s = 0, decode_s = 0;
+  double host_s = 0;  ///< of decode_s: planning and recording steps, the most that a look-ahead could hide
 };
 
 /// Prefills `batch` rows of `prompt` tokens in steps of at most `prefill_step`, then decodes.
@@ -40,12 +41,14 @@ Timing run_once(models::Forward& forward, const BenchOptions& options, int batch
     samplers.push_back(std::make_unique<sample::RowSampler>(sample::Params{}));
     rows.push_back(forward.join({options.prompt, options.generate + 1, samplers.back().get()}));
   }
+  Timing timing;
   const auto step = [&](const models::StepPlan& plan) {
+    const auto begin = Clock::now();
     forward.launch(plan);
+    timing.host_s += seconds_since(begin);
     while (forward.in_flight() > 0) forward.collect();
   };
 
-  Timing timing;
   auto start = Clock::now();
   // Rows take their turns in order, several short ones sharing a step. A split forward takes the last token by itself.
   const bool split = forward.traits().split_forwards;
@@ -74,6 +77,7 @@ Timing run_once(models::Forward& forward, const BenchOptions& options, int batch
   timing.prefill_s = seconds_since(start);
 
   plan.decode = rows;
+  timing.host_s = 0;
   start = Clock::now();
   for (int i = 0; i < options.generate; ++i) step(plan);
   timing.decode_s = seconds_since(start);
@@ -100,18 +104,20 @@ int bench(BenchOptions options) {
   int prefill_tokens = 0;
   for (const int batch : options.batch) {
     models::Forward& forward = batch == 1 ? *runtime.serial : *batched;
-    std::vector<double> prefill, step;
+    std::vector<double> prefill, step, host;
     for (int r = 0; r < options.repeat; ++r) {
       const Timing timing = run_once(forward, options, batch);
       prefill.push_back(batch * options.prompt / timing.prefill_s);
       step.push_back(timing.decode_s / options.generate);
+      host.push_back(timing.host_s / options.generate);
     }
     const double step_s = median(step);
     prefill_rates.push_back(median(prefill));
     prefill_tokens = batch * options.prompt;
-    decode.push_back({{"batch", batch}, {"tok_s", batch / step_s}, {"step_ms", step_s * 1e3}});
-    fmt::print("B={:<4} prefill {:8.1f} tok/s   decode {:8.1f} tok/s   step {:8.3f} ms\n", batch, prefill_rates.back(),
-               batch / step_s, step_s * 1e3);
+    const double host_ms = median(host) * 1e3;
+    decode.push_back({{"batch", batch}, {"tok_s", batch / step_s}, {"step_ms", step_s * 1e3}, {"host_ms", host_ms}});
+    fmt::print("B={:<4} prefill {:8.1f} tok/s   decode {:8.1f} tok/s   step {:8.3f} ms, {:.3f} ms of it on the host\n",
+               batch, prefill_rates.back(), batch / step_s, step_s * 1e3, host_ms);
     std::fflush(stdout);
   }
   // Prefill at the largest batch: the longest run, so the steadiest figure.

@@ -42,6 +42,11 @@ void add_model_options(CLI::App& command, ModelOptions& options, bool with_batch
       .add_option("--kv-budget", options.kv_budget_gb,
                   "GB (10^9 bytes) for KV; default: what --batch full contexts need, at most a quarter of free memory")
       ->check(CLI::PositiveNumber);
+  command
+      .add_option("--prompt-cache", options.prompt_cache_gb,
+                  "GB of the KV budget that finished requests may keep for prompts that begin alike (fused); 0: none; "
+                  "default: all that no row needs")
+      ->check(CLI::NonNegativeNumber);
   command.add_option("--kv-dtype", options.runtime.kv_dtype, "type of KV elements (fused)")
       ->check(CLI::IsMember({"f16", "bf16", "f32"}))
       ->capture_default_str();
@@ -67,6 +72,7 @@ void ModelOptions::resolve() {
     if (fused_switch[i] == "off") runtime.switched_off.push_back(models::kFusedOpNames[i]);
   }
   runtime.kv_budget_bytes = static_cast<std::size_t>(kv_budget_gb * 1e9);
+  if (prompt_cache_gb >= 0) runtime.prompt_cache_bytes = static_cast<std::size_t>(prompt_cache_gb * 1e9);
 }
 
 int prefill_step_of(const ModelOptions& model, int asked) {

@@ -21,6 +21,7 @@ struct ModelOptions {
   std::string perf_kernel;                ///< alias: on = fused, off = stock
   std::vector<std::string> fused_switch;  ///< "on" or "off" for each of models::kFusedOpNames
   double kv_budget_gb = 0;
+  double prompt_cache_gb = -1;  ///< negative: not given
   models::RuntimeOptions runtime;
 
   /// The values above, checked and put into `runtime`. Throws Error naming the flag.

@@ -45,6 +45,15 @@ class Signals {
   sigset_t set_{};
 };
 
+/// The access log.
+void log_answer(const http::Answered& answered) {
+  const bool probe = answered.path == "/health" || answered.path == "/stats";  // come every few seconds: no news
+  spdlog::log(probe ? spdlog::level::debug : spdlog::level::info, "{} {} {} {} {:.0f} ms", answered.client,
+              answered.method, answered.path,
+              answered.client_left ? std::string("client left") : std::to_string(answered.status),
+              answered.seconds * 1e3);
+}
+
 }  // namespace
 
 int serve(ServeOptions options) {
@@ -67,11 +76,13 @@ int serve(ServeOptions options) {
   http_options.host = options.host;
   http_options.port = static_cast<std::uint16_t>(options.port);
   http_options.allowed_origins = options.allowed_origins;
+  http_options.on_answer = log_answer;
   http::Server server(http_options, router);  // a taken port is told before a model is loaded
   server.start();
 
   const auto started = std::chrono::steady_clock::now();
   const ModelFiles files = open_model(options.model.model);
+  const models::GenerationConfig recommended = files.checkpoint->generation_config();  // bad files before long work
   serve::EngineOptions engine_options;
   engine_options.batch = options.model.runtime.batch;
   engine_options.prompt_concurrency = options.prompt_concurrency;
@@ -97,6 +108,7 @@ int serve(ServeOptions options) {
   model->add_bos = files.checkpoint->assets().add_bos;
   // What a request may ask for when it names no number: a small KV budget bounds it before the context does.
   model->context = std::min(engine_options.context, card.max_row_tokens);
+  model->generation_config = {recommended.temperature, recommended.top_k, recommended.top_p, recommended.min_p};
   model->engine = engine;
   service->set_model(model);
   fmt::print("{}", ready_card(options, files, card, server.port()));

@@ -74,6 +74,7 @@ Connection::Connection(std::shared_ptr<Core> core, asio::ip::tcp::socket socket)
   core_->connection_count = core_->connections.size();
   error_code ignored;
   socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
+  if (const auto peer = socket_.remote_endpoint(ignored); !ignored) client_ = peer.address().to_string();
   if (core_->options.send_buffer > 0) {
     socket_.set_option(asio::socket_base::send_buffer_size(core_->options.send_buffer), ignored);
   }
@@ -95,9 +96,11 @@ asio::awaitable<void> Connection::run() {
     const bool whole = co_await read_request(incoming);
     if (!whole) break;
     clear_deadline();
+    const auto arrived = Clock::now();
     hand_over(incoming);
     watch();
     const bool again = co_await write_answer(incoming);
+    report(incoming, arrived);
     exchange_.reset();
     if (!again) break;
     set_busy(false);
@@ -163,6 +166,24 @@ asio::awaitable<bool> Connection::read_request(Incoming& incoming) {
   }
   request.body = std::move(parser.get().body());
   co_return true;
+}
+
+void Connection::report(const Incoming& incoming, Clock::time_point arrived) const {
+  if (!core_->options.on_answer) return;
+  const auto printable = [](const std::string& text) {
+    std::string out = text.substr(0, 200);
+    std::ranges::replace_if(
+        out, [](char c) { return c <= ' ' || c > '~'; }, '?');
+    return out;
+  };
+  Answered answered;
+  answered.client = client_;
+  answered.method = printable(incoming.request.method);
+  answered.path = printable(incoming.request.path);
+  answered.status = exchange_->head.status;
+  answered.client_left = exchange_->client_left;
+  answered.seconds = std::chrono::duration<double>(Clock::now() - arrived).count();
+  core_->options.on_answer(answered);
 }
 
 /// An answer to something that is no proper request; the connection ends with it.

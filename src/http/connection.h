@@ -82,6 +82,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   boost::asio::awaitable<bool> read_request(Incoming& incoming);
   boost::asio::awaitable<void> refuse(const Error& error);
   void hand_over(Incoming& incoming);
+  void report(const Incoming& incoming, Clock::time_point arrived) const;
   boost::asio::awaitable<bool> write_answer(const Incoming& incoming);
   boost::asio::awaitable<bool> write_whole(const Incoming& incoming, const api::Response& response);
   boost::asio::awaitable<bool> write_stream(const Incoming& incoming);
@@ -104,6 +105,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool watching_ = false;               ///< a read is outstanding
   bool ended_ = false;                  ///< nothing more comes in: end of file, an error, or close()
   bool busy_ = false;
+  std::string client_;  ///< address, for the log
 };
 
 }  // namespace galley::http

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,6 +15,15 @@
 #include "api/exchange.h"
 
 namespace galley::http {
+
+/// A line of the access log.
+struct Answered {
+  std::string client;        ///< its address
+  std::string method, path;  ///< printable characters only
+  int status = 0;
+  bool client_left = false;  ///< before the answer was complete
+  double seconds = 0;        ///< from the request's arrival to the answer's last byte
+};
 
 struct ServerOptions {
   std::string host = "127.0.0.1";         ///< address or name; a name must resolve to an address of this machine
@@ -29,6 +39,7 @@ struct ServerOptions {
   /// Origins that browsers may call from. "local": pages of this machine (localhost, 127.0.0.1, [::1], any port);
   /// "*": everyone; else an exact origin such as "https://chat.example.org".
   std::vector<std::string> allowed_origins = {"local"};
+  std::function<void(const Answered&)> on_answer;  ///< after every answer, on the thread of the sockets; may be empty
 };
 
 class Server {

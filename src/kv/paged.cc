@@ -39,20 +39,50 @@ PagedKv::PagedKv(std::span<const ops::AttentionSpec> layers, kernels::KvElement 
   }
 }
 
-PagedRow::PagedRow(BlockPool& pool, int tokens) : reserved_(pool.blocks_for(tokens)) {
+PagedRow::PagedRow(BlockPool& pool, int tokens, std::span<const std::int32_t> shared)
+    : table_(shared.begin(), shared.end()),
+      length_(static_cast<int>(shared.size()) * pool.block_tokens()),
+      reserved_(pool.blocks_for(tokens) - static_cast<int>(shared.size())) {
+  for (const std::int32_t block : shared) pool.retain(block);
   if (!pool.reserve(reserved_)) throw std::logic_error("KV row admitted without free blocks");
+}
+
+void PagedRow::adopt(BlockPool& pool, std::span<const std::int32_t> shared) {
+  // First the promise back, then the blocks: what was cached among them counts as unreserved until it is retained.
+  const auto n = static_cast<int>(shared.size());
+  pool.unreserve(n);
+  reserved_ -= n;
+  for (const std::int32_t block : shared) {
+    pool.retain(block);
+    table_.push_back(block);
+  }
+  length_ += n * pool.block_tokens();
+}
+
+void PagedRow::exchange(BlockPool& pool, std::size_t at, std::int32_t block) {
+  pool.retain(block);
+  pool.release(table_[at]);
+  table_[at] = block;
+}
+
+int PagedRow::growth(const BlockPool& pool, int n) const {
+  return std::max(0, pool.blocks_for(length_ + n) - static_cast<int>(table_.size()) - reserved_);
 }
 
 void PagedRow::grow(BlockPool& pool, int n) {
   length_ += n;
   while (static_cast<int>(table_.size()) * pool.block_tokens() < length_) {
+    if (reserved_ == 0) {
+      if (!pool.reserve(1)) throw std::logic_error("KV row grown without free blocks");
+      ++reserved_;
+    }
     table_.push_back(pool.take());
     --reserved_;
   }
 }
 
 void PagedRow::release(BlockPool& pool) {
-  for (const std::int32_t block : table_) pool.release(block);
+  for (auto block = table_.rbegin(); block != table_.rend(); ++block) pool.release(*block);
   pool.unreserve(reserved_);
   table_.clear();
   reserved_ = 0;

@@ -44,11 +44,20 @@ class PagedKv {
 class PagedRow {
  public:
   PagedRow() = default;
-  /// Reserves blocks for `tokens`; the caller has checked that they are unreserved.
-  PagedRow(BlockPool& pool, int tokens);
+  /// Begins with `shared` (full blocks, which it retains) and reserves the rest of what its first `tokens` need; the
+  /// caller has checked that this can be had.
+  PagedRow(BlockPool& pool, int tokens, std::span<const std::int32_t> shared = {});
 
-  /// Makes room for positions [length, length + n) and moves the row's end.
+  /// Unreserved blocks that grow(pool, n) would take.
+  [[nodiscard]] int growth(const BlockPool& pool, int n) const;
+  /// Makes room for positions [length, length + n) and moves the row's end: out of what the row reserved, then out of
+  /// what nobody has; the caller has checked that there is enough.
   void grow(BlockPool& pool, int n);
+  /// Goes on with full blocks that others computed, giving back as many of those reserved. The row ends at a block's
+  /// border.
+  void adopt(BlockPool& pool, std::span<const std::int32_t> shared);
+  /// Holds another block of the same content in the place of its own. No step in flight.
+  void exchange(BlockPool& pool, std::size_t at, std::int32_t block);
   /// Gives all blocks and the rest of the reservation back.
   void release(BlockPool& pool);
   [[nodiscard]] int length() const { return length_; }

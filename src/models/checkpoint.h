@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "models/config.h"
+#include "models/generation_config.h"
 #include "ops/weights.h"
 #include "text/assets.h"
 
@@ -23,6 +24,8 @@ class Checkpoint {
   [[nodiscard]] virtual const Config& config() const = 0;
   /// What the text room needs: tokenizer, chat template, special tokens, end-of-generation ids.
   [[nodiscard]] virtual const text::Assets& assets() const = 0;
+  /// Sampling values its makers recommend; none unless the files name some.
+  [[nodiscard]] virtual GenerationConfig generation_config() const { return {}; }
   [[nodiscard]] virtual std::filesystem::path path() const = 0;
   /// Bytes on disk of everything that was mapped.
   [[nodiscard]] virtual std::size_t file_bytes() const = 0;

@@ -98,6 +98,9 @@ class FolderCheckpoint final : public Checkpoint {
 
   [[nodiscard]] const Config& config() const override { return config_; }
   [[nodiscard]] const text::Assets& assets() const override { return assets_; }
+  [[nodiscard]] GenerationConfig generation_config() const override {
+    return read_generation_config(folder_ / "generation_config.json");
+  }
   [[nodiscard]] std::filesystem::path path() const override { return folder_; }
   [[nodiscard]] bool has(const std::string& tensor) const override { return shards_.find(prefix_ + tensor) != nullptr; }
 

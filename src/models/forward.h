@@ -16,11 +16,18 @@ namespace galley::models {
 /// Names a row inside one Forward, from join() to leave(); never reused while anything of the row is in flight.
 using RowId = std::int32_t;
 
-/// What a row will need. The sampler is borrowed: it outlives the row's last step in flight.
+/// What a row will need. Sampler and prompt are borrowed: they outlive the row's last step in flight.
 struct RowSpec {
   int prompt_tokens = 0;
   int max_tokens = 0;  ///< tokens that may be generated
   sample::RowSampler* sampler = nullptr;
+  std::span<const std::int32_t> prompt = {};  ///< what others' KV may be shared for; empty: the row shares none
+};
+
+/// What a row need not compute of its prompt.
+struct Reuse {
+  std::size_t tokens = 0;  ///< next ones of the prompt that are there already: not to be fed
+  bool wait = false;       ///< another row is computing what comes next: better fed in a later step
 };
 
 /// A piece of a prompt. Tokens are borrowed until the launch() that takes them returns.
@@ -37,7 +44,8 @@ struct StepPlan {
   std::vector<PromptPart> prompt;
 };
 
-/// What a step yields for one row: those in `decode`, then the prompt parts that emit, in plan order.
+/// What a step yields for one row: those in `decode`, then the prompt parts that emit, in plan order. A row that failed
+/// has one even if it was not to emit.
 struct Emission {
   RowId row = 0;
   sample::Choice choice;
@@ -48,9 +56,11 @@ struct Emission {
 struct KvUsage {
   std::size_t budget_bytes = 0;
   std::size_t used_bytes = 0;      ///< held by rows now
+  std::size_t cached_bytes = 0;    ///< held by none, remembered for prompts to come
   std::size_t reserved_bytes = 0;  ///< promised to rows, used or not
   int blocks_total = 0;
-  int blocks_free = 0;
+  int blocks_free = 0;    ///< held by no row
+  int blocks_cached = 0;  ///< of the free ones, those remembered
   int block_tokens = 0;
 };
 
@@ -77,15 +87,21 @@ class Forward {
   [[nodiscard]] virtual std::size_t bytes_for(int tokens) const = 0;
   /// Most tokens (prompt + generated) that one row can ever hold under the budget.
   [[nodiscard]] virtual int max_row_tokens() const = 0;
-  /// Whether such a row can join now without exceeding the budget.
+  /// Whether such a row can join now without exceeding the budget. What is not reserved at the join (see fits) the
+  /// caller frees by sending away the youngest rows, to join again later.
   [[nodiscard]] virtual bool can_join(const RowSpec& spec) const = 0;
 
-  /// Reserves KV for a row. Throws galley::Error (503) when !can_join(spec).
+  /// Takes in a row and reserves KV for its prompt at least. Throws galley::Error (503) when !can_join(spec).
   virtual RowId join(const RowSpec& spec) = 0;
+  /// To be asked before each piece of a prompt: shares the KV of other rows, past and present, that begin alike. Never
+  /// covers a prompt's last token.
+  virtual Reuse reuse(RowId /*row*/) { return {}; }
   /// Ends a row at once; memory that a step in flight still touches is freed when that step has been collected.
   virtual void leave(RowId row) = 0;
 
-  /// Starts a step; may return before it is computed.
+  /// Whether the KV that this step writes can be had now. If not, rows must leave first; a row alone always fits.
+  [[nodiscard]] virtual bool fits(const StepPlan& /*plan*/) const { return true; }
+  /// Starts a step that fits; may return before it is computed.
   virtual void launch(const StepPlan& plan) = 0;
   /// Steps launched and not yet collected.
   [[nodiscard]] virtual int in_flight() const = 0;

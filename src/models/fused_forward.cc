@@ -14,7 +14,12 @@ FusedForward::FusedForward(std::shared_ptr<ops::FusedOps> ops, std::shared_ptr<c
                            FusedForwardOptions options)
     : ops_(std::move(ops)),
       model_(std::move(model)),
-      kv_(model_->attention_layers(), options.kv_element, options.kv_budget_bytes) {
+      kv_(model_->attention_layers(), options.kv_element, options.kv_budget_bytes),
+      index_(kv_.pool()) {
+  if (options.prompt_cache_bytes) {
+    const std::size_t blocks = *options.prompt_cache_bytes / kv_.block_bytes();
+    kv_.pool().limit_cache(static_cast<int>(std::min(blocks, static_cast<std::size_t>(kv_.pool().total()))));
+  }
   traits_.split_forwards = false;
   traits_.look_ahead = false;  // tokens come from the host; the pool keeps every core busy within a step anyway
   traits_.invariant = ops_->invariant();
@@ -28,10 +33,12 @@ KvUsage FusedForward::kv() const {
   const auto bytes = [&](int blocks) { return static_cast<std::size_t>(blocks) * kv_.block_bytes(); };
   KvUsage usage;
   usage.budget_bytes = bytes(pool.total());
-  usage.used_bytes = bytes(pool.total() - pool.free());
+  usage.used_bytes = bytes(pool.held());
+  usage.cached_bytes = bytes(pool.cached());
   usage.reserved_bytes = bytes(pool.total() - pool.unreserved());
   usage.blocks_total = pool.total();
-  usage.blocks_free = pool.free();
+  usage.blocks_free = pool.free() + pool.cached();
+  usage.blocks_cached = pool.cached();
   usage.block_tokens = pool.block_tokens();
   return usage;
 }
@@ -46,7 +53,27 @@ int FusedForward::max_row_tokens() const {
 }
 
 bool FusedForward::can_join(const RowSpec& spec) const {
-  return kv_.pool().blocks_for(spec.prompt_tokens + spec.max_tokens) <= kv_.pool().unreserved();
+  const kv::BlockPool& pool = kv_.pool();
+  int needed = pool.blocks_for(reserved_tokens(spec));
+  // A block for the growth of each row that is there keeps a join from being undone by the very next steps.
+  if (!spec.prompt.empty()) needed += static_cast<int>(rows_.size());
+  for (const std::int32_t block : shared_blocks(spec)) {
+    if (pool.references(block) > 0) --needed;  // a cached one is taken from the unreserved like any other
+  }
+  return needed <= pool.unreserved();
+}
+
+int FusedForward::reserved_tokens(const RowSpec& spec) {
+  return spec.prompt_tokens + (spec.prompt.empty() ? spec.max_tokens : 1);
+}
+
+bool FusedForward::fits(const StepPlan& plan) const {
+  int needed = 0;
+  for (const RowId id : plan.decode) needed += rows_.at(id).kv.growth(kv_.pool(), 1);
+  for (const PromptPart& part : plan.prompt) {
+    needed += rows_.at(part.row).kv.growth(kv_.pool(), static_cast<int>(part.tokens.size()));
+  }
+  return needed <= kv_.pool().unreserved();
 }
 
 RowId FusedForward::join(const RowSpec& spec) {
@@ -55,11 +82,86 @@ RowId FusedForward::join(const RowSpec& spec) {
                 "kv_budget_full");
   }
   Row row;
-  row.kv = kv::PagedRow(kv_.pool(), spec.prompt_tokens + spec.max_tokens);
+  const std::vector<std::int32_t> shared = shared_blocks(spec);
+  row.kv = kv::PagedRow(kv_.pool(), reserved_tokens(spec), shared);
   row.sampler = spec.sampler;
+  if (ops_->invariant()) row.prompt = spec.prompt;
+  row.known = shared.size();
+  const auto reused = spec.prompt.first(static_cast<std::size_t>(row.kv.length()));
+  row.tokens.assign(reused.begin(), reused.end());
   const RowId id = next_row_++;
+  elect_leader(id, row);
   rows_.emplace(id, std::move(row));
   return id;
+}
+
+/// The blocks a new row begins with: never the one of the prompt's last token, whose logits are wanted.
+std::vector<std::int32_t> FusedForward::shared_blocks(const RowSpec& spec) const {
+  if (!ops_->invariant() || spec.prompt.empty()) return {};
+  return index_.find(kv::PrefixIndex::kRoot, spec.prompt.first(spec.prompt.size() - 1));
+}
+
+Reuse FusedForward::reuse(RowId id) {
+  Row& row = rows_.at(id);
+  if (row.prompt.empty()) return {};
+  const auto length = static_cast<std::size_t>(row.kv.length());
+  const auto block_tokens = static_cast<std::size_t>(kv_.pool().block_tokens());
+  if (row.known * block_tokens == length && length < row.prompt.size()) {
+    const std::int32_t parent = row.known == 0 ? kv::PrefixIndex::kRoot : row.kv.table().back();
+    const auto rest = row.prompt.subspan(length, row.prompt.size() - 1 - length);
+    const std::vector<std::int32_t> found = index_.find(parent, rest);
+    row.kv.adopt(kv_.pool(), found);
+    row.known += found.size();
+    const auto reused = rest.first(found.size() * block_tokens);
+    row.tokens.insert(row.tokens.end(), reused.begin(), reused.end());
+  }
+  Reuse reuse;
+  reuse.tokens = row.tokens.size() - row.told;
+  row.told = row.tokens.size();
+  reuse.wait = awaits_leader(id, row);
+  return reuse;
+}
+
+bool FusedForward::awaits_leader(RowId id, Row& row) {
+  while (row.leader != kNobody) {
+    const auto leader = rows_.find(row.leader);
+    if (leader != rows_.end() && !leader->second.left) {
+      return static_cast<std::size_t>(row.kv.length()) < row.lead &&
+             static_cast<std::size_t>(leader->second.kv.length()) < row.lead;
+    }
+    elect_leader(id, row);  // it left before it was done
+  }
+  return false;
+}
+
+/// The earlier row whose unfinished prompt has most in common with this one's, the earliest of equals.
+void FusedForward::elect_leader(RowId id, Row& row) const {
+  row.leader = kNobody;
+  row.lead = static_cast<std::size_t>(row.kv.length());
+  if (row.prompt.empty()) return;
+  const auto block_tokens = static_cast<std::size_t>(kv_.pool().block_tokens());
+  for (const auto& [other_id, other] : rows_) {
+    if (other_id >= id) break;
+    if (other.left || static_cast<std::size_t>(other.kv.length()) >= other.prompt.size()) continue;
+    const auto mine = row.prompt.first(row.prompt.size() - 1);
+    const auto differs = std::ranges::mismatch(mine, other.prompt).in1;
+    const auto common = static_cast<std::size_t>(differs - mine.begin()) / block_tokens * block_tokens;
+    if (common <= row.lead) continue;
+    row.leader = other_id;
+    row.lead = common;
+  }
+}
+
+void FusedForward::remember(Row& row) {
+  if (row.prompt.empty()) return;
+  const auto block_tokens = static_cast<std::size_t>(kv_.pool().block_tokens());
+  for (; (row.known + 1) * block_tokens <= row.tokens.size(); ++row.known) {
+    const std::int32_t parent = row.known == 0 ? kv::PrefixIndex::kRoot : row.kv.table()[row.known - 1];
+    const std::int32_t own = row.kv.table()[row.known];
+    const auto tokens = std::span(row.tokens).subspan(row.known * block_tokens, block_tokens);
+    const std::int32_t known = index_.insert(parent, tokens, own);
+    if (known != own) row.kv.exchange(kv_.pool(), row.known, known);  // somebody was faster
+  }
 }
 
 void FusedForward::leave(RowId id) {
@@ -107,27 +209,60 @@ void FusedForward::launch(const StepPlan& plan) {
     Row& row = rows_.at(id);
     add_tokens(*step, row, tokens);
     row.kv.grow(kv_.pool(), static_cast<int>(tokens.size()));
+    row.tokens.insert(row.tokens.end(), tokens.begin(), tokens.end());
     in_step.push_back(&row);
+    flight.rows.push_back(id);
     if (!emits) return;
     step->emit.push_back(step->size() - 1);
     step->want_logits |= !row.sampler->argmax_only();
     flight.emitting.push_back(id);
   };
   for (const RowId id : plan.decode) add(id, std::span(&rows_.at(id).last_token, 1), true);
-  for (const PromptPart& part : plan.prompt) add(part.row, part.tokens, part.emits);
+  for (const PromptPart& part : plan.prompt) {
+    add(part.row, part.tokens, part.emits);
+    rows_.at(part.row).told += part.tokens.size();
+  }
   if (step->tokens.empty()) throw std::logic_error("an empty step was launched");
   fill_tables(*step, in_step);
-  flight.logits = step->want_logits;
+  flight.step = std::move(step);
 
-  ops_->begin(std::move(step));
-  flight.result = ops_->finish(model_->forward(*ops_, kv_.layers()));
+  try {
+    start(flight);
+  } catch (const std::exception&) {
+    ops_->recover();
+    flight.failed = true;  // collect() finds out whose fault it was
+  }
   flying_.push_back(std::move(flight));
+}
+
+void FusedForward::start(Flight& flight) {
+  ops_->begin(flight.step);
+  flight.result = ops_->finish(model_->forward(*ops_, kv_.layers()));
 }
 
 std::vector<Emission> FusedForward::collect() {
   Flight flight = std::move(flying_.front());
   flying_.pop_front();
-  flight.result.wait();
+  bool lost = flight.failed;
+  if (!lost) {
+    try {
+      flight.result.wait();
+    } catch (const std::exception&) {
+      ops_->recover();
+      lost = true;
+    }
+  }
+  std::vector<Emission> emissions = lost ? rerun(flight) : sample(flight);
+  std::erase_if(emissions, [&](const Emission& e) { return rows_.at(e.row).left; });
+  for (const RowId id : flight.rows) {
+    const bool failed = std::ranges::any_of(emissions, [id](const Emission& e) { return e.row == id && e.fault; });
+    if (Row& row = rows_.at(id); !row.left && !failed) remember(row);
+  }
+  if (flying_.empty()) drop_left_rows();
+  return emissions;
+}
+
+std::vector<Emission> FusedForward::sample(Flight& flight) {
   std::vector<Emission> emissions(flight.emitting.size());
   const auto vocab = static_cast<std::size_t>(traits_.vocab);
   // Sampling touches one row's own state only, so the rows can be shared out over the kernel threads.
@@ -137,19 +272,67 @@ std::vector<Emission> FusedForward::collect() {
     emission.row = flight.emitting[at];
     Row& row = rows_.at(emission.row);
     if (row.left) return;
-    if (flight.logits) {
-      emission.choice = row.sampler->choose(flight.result.logits().subspan(at * vocab, vocab));
-    } else {
-      const std::int32_t token = flight.result.tokens()[at];
-      emission.choice.finite = token >= 0;
-      emission.choice.token = token;
-      row.sampler->note_argmax();
+    try {
+      if (flight.step->want_logits) {
+        emission.choice = row.sampler->choose(flight.result.logits().subspan(at * vocab, vocab));
+      } else {
+        const std::int32_t token = flight.result.tokens()[at];
+        emission.choice.finite = token >= 0;
+        emission.choice.token = token;
+        row.sampler->note_argmax();
+      }
+      if (!emission.choice.finite) emission.fault = "the model's output is not finite";
+    } catch (const std::exception& exception) {
+      emission.fault = exception.what();
     }
-    if (!emission.choice.finite) emission.fault = "the model's output is not finite";
     row.last_token = emission.choice.token;
   });
-  std::erase_if(emissions, [&](const Emission& e) { return rows_.at(e.row).left; });
-  if (flying_.empty()) drop_left_rows();
+  return emissions;
+}
+
+// A step that threw is lost for all its rows, but nothing they hold is: what it wrote to the KV, if anything, are the
+// very bits that the same tokens write again (invariance). So each row repeats its part alone, and only those that
+// throw again fail.
+std::vector<Emission> FusedForward::rerun(const Flight& lost) {
+  std::vector<Emission> emissions;
+  const ops::RaggedStep& all = *lost.step;
+  for (std::size_t r = 0, begin = 0; r < lost.rows.size(); ++r) {
+    const auto index = static_cast<std::int32_t>(r);
+    std::size_t end = begin;
+    while (end < all.rows.size() && all.rows[end] == index) ++end;
+    auto step = std::make_shared<ops::RaggedStep>();
+    const auto copy = [&](const std::vector<std::int32_t>& from, std::vector<std::int32_t>& to, std::size_t a,
+                          std::size_t b) { to.assign(from.data() + a, from.data() + b); };
+    copy(all.tokens, step->tokens, begin, end);
+    copy(all.positions, step->positions, begin, end);
+    const auto stride = static_cast<std::size_t>(all.table_stride);
+    copy(all.tables, step->tables, r * stride, (r + 1) * stride);
+    step->rows.assign(step->tokens.size(), 0);
+    step->table_stride = all.table_stride;
+    step->want_logits = all.want_logits;
+    const RowId id = lost.rows[r];
+    const bool emits = std::ranges::find(lost.emitting, id) != lost.emitting.end();
+    if (emits) step->emit.push_back(step->size() - 1);
+    begin = end;
+    if (rows_.at(id).left) continue;
+
+    Flight alone;
+    alone.step = std::move(step);
+    alone.rows = {id};
+    if (emits) alone.emitting = {id};
+    try {
+      start(alone);
+      alone.result.wait();
+    } catch (const std::exception& exception) {
+      ops_->recover();
+      Emission failed;
+      failed.row = id;
+      failed.fault = exception.what();
+      emissions.push_back(std::move(failed));
+      continue;
+    }
+    for (Emission& emission : sample(alone)) emissions.push_back(std::move(emission));
+  }
   return emissions;
 }
 

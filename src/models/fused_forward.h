@@ -5,9 +5,11 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "kv/paged.h"
+#include "kv/prefix_index.h"
 #include "models/forward.h"
 #include "models/model.h"
 #include "ops/fused/fused_ops.h"
@@ -17,6 +19,8 @@ namespace galley::models {
 struct FusedForwardOptions {
   std::size_t kv_budget_bytes = 0;
   kernels::KvElement kv_element = kernels::KvElement::f16;
+  /// Bytes of the budget that blocks held by no row may keep for prompts to come. Absent: all; 0: none.
+  std::optional<std::size_t> prompt_cache_bytes = {};
 };
 
 class FusedForward final : public Forward {
@@ -31,7 +35,9 @@ class FusedForward final : public Forward {
   [[nodiscard]] int max_row_tokens() const override;
   [[nodiscard]] bool can_join(const RowSpec& spec) const override;
   RowId join(const RowSpec& spec) override;
+  Reuse reuse(RowId row) override;
   void leave(RowId row) override;
+  [[nodiscard]] bool fits(const StepPlan& plan) const override;
   void launch(const StepPlan& plan) override;
   [[nodiscard]] int in_flight() const override { return static_cast<int>(flying_.size()); }
   std::vector<Emission> collect() override;
@@ -45,21 +51,45 @@ class FusedForward final : public Forward {
     sample::RowSampler* sampler = nullptr;
     std::int32_t last_token = 0;
     bool left = false;
+
+    // Sharing. A row without a prompt of its own takes no part in it.
+    std::span<const std::int32_t> prompt;
+    std::vector<std::int32_t> tokens;  ///< [kv.length()] what its blocks hold
+    std::size_t known = 0;             ///< of its blocks, those in the index
+    std::size_t told = 0;              ///< tokens of the prompt that were fed or said to be reused
+    RowId leader = kNobody;            ///< an earlier row whose prompt begins alike and is being computed
+    std::size_t lead = 0;              ///< tokens that prompt and the leader's have in common, in whole blocks
   };
+  static constexpr RowId kNobody = -1;
   struct Flight {
-    std::vector<RowId> emitting;
+    std::shared_ptr<const ops::RaggedStep> step;
+    std::vector<RowId> rows;      ///< by the step's row index
+    std::vector<RowId> emitting;  ///< by the step's `emit`
     ops::FusedOps::Result result;
-    bool logits = false;
+    bool failed = false;  ///< could not even be started
   };
   using RowMap = std::map<RowId, Row>;
 
   void add_tokens(ops::RaggedStep& step, Row& row, std::span<const std::int32_t> tokens) const;
   void fill_tables(ops::RaggedStep& step, std::span<const Row* const> rows) const;
+  void start(Flight& flight);
+  std::vector<Emission> sample(Flight& flight);
+  std::vector<Emission> rerun(const Flight& lost);
   void drop_left_rows();
+
+  /// Tokens whose blocks a row reserves when it joins: those it is sure to need. What it generates grows step by step,
+  /// as most rows end well before max_tokens. A row that says nothing of its prompt reserves everything.
+  static int reserved_tokens(const RowSpec& spec);
+  [[nodiscard]] std::vector<std::int32_t> shared_blocks(const RowSpec& spec) const;
+  /// Puts the blocks that a collected step filled into the index.
+  void remember(Row& row);
+  [[nodiscard]] bool awaits_leader(RowId id, Row& row);
+  void elect_leader(RowId id, Row& row) const;
 
   std::shared_ptr<ops::FusedOps> ops_;
   std::shared_ptr<const Model> model_;
   kv::PagedKv kv_;
+  kv::PrefixIndex index_;
   ForwardTraits traits_;
   RowMap rows_;
   RowId next_row_ = 0;

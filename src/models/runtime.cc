@@ -97,7 +97,8 @@ Fused make_fused(const Checkpoint& checkpoint, const RuntimeOptions& options, in
     throw Error(400, fmt::format("--kv-budget: {} bytes don't hold one KV block of {} bytes", budget, block), "",
                 "kv-budget");
   }
-  auto forward = std::make_shared<FusedForward>(ops, std::move(model), FusedForwardOptions{budget, element});
+  auto forward = std::make_shared<FusedForward>(ops, std::move(model),
+                                                FusedForwardOptions{budget, element, options.prompt_cache_bytes});
   return {std::move(ops), std::move(forward), budget};
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,8 +22,10 @@ struct RuntimeOptions {
   int batch = 1;                          ///< rows of the batched lane; 1: serial lane only
   int context = 0;                        ///< tokens a row may hold; 0: what the model was made for
   std::size_t kv_budget_bytes = 0;        ///< 0: what `batch` full contexts need, at most a quarter of free memory
-  std::string kv_dtype = "f16";           ///< fused: f16, bf16, f32. Stock keeps KV in the model's own type.
-  bool dense = false;                     ///< stock: expand quantized matrices at load (faster, more memory)
+  /// Of the KV budget, what finished requests may keep for prompts that begin alike. Absent: all that is free; 0: none.
+  std::optional<std::size_t> prompt_cache_bytes;
+  std::string kv_dtype = "f16";  ///< fused: f16, bf16, f32. Stock keeps KV in the model's own type.
+  bool dense = false;            ///< stock: expand quantized matrices at load (faster, more memory)
 };
 
 /// Forwards over one set of weights, and what the ready card says of them. Made and used on one thread.

@@ -6,6 +6,16 @@
 #include <cmath>
 #include <limits>
 
+// The loops below are written to be vectorized by the compiler, once for every instruction set named here; the loader
+// picks. Partial results are laid out in kLanes whatever the registers hold and nothing is contracted, so the bits are
+// the same on each. (The resolvers run before a sanitizer's runtime is up.)
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define GALLEY_EVERY_ISA __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define GALLEY_EVERY_ISA
+#endif
+
 namespace galley::sample {
 namespace {
 
@@ -41,7 +51,7 @@ struct BlockMaximum {
   std::int32_t magnitude;  // largest bit pattern without sign: beyond infinity's, there is a NaN
 };
 
-BlockMaximum block_maximum(const float* logits, std::size_t n) {
+GALLEY_EVERY_ISA BlockMaximum block_maximum(const float* logits, std::size_t n) {
   std::array<float, kLanes> best;
   std::array<std::int32_t, kLanes> magnitude{};
   best.fill(-std::numeric_limits<float>::infinity());
@@ -85,7 +95,7 @@ Maxima find_maxima(std::span<const float> logits) {
   return found;
 }
 
-double block_weights(std::span<const float> logits, float max, float scale, std::span<double> sums) {
+GALLEY_EVERY_ISA double block_weights(std::span<const float> logits, float max, float scale, std::span<double> sums) {
   double total = 0.0;
   for (std::size_t b = 0; b < sums.size(); ++b) {
     const float* block = logits.data() + b * kLogitsBlock;
@@ -104,12 +114,12 @@ double block_weights(std::span<const float> logits, float max, float scale, std:
   return total;
 }
 
-void weights(std::span<const float> logits, float max, float scale, std::span<float> out) {
+GALLEY_EVERY_ISA void weights(std::span<const float> logits, float max, float scale, std::span<float> out) {
   for (std::size_t i = 0; i < logits.size(); ++i) out[i] = exp_poly((logits[i] - max) * scale);
 }
 
-void slice_indices(std::span<const float> logits, float max, float scale, std::int32_t limit,
-                   std::span<std::int32_t> out) {
+GALLEY_EVERY_ISA void slice_indices(std::span<const float> logits, float max, float scale, std::int32_t limit,
+                                    std::span<std::int32_t> out) {
   const auto most = static_cast<float>(limit);
   for (std::size_t i = 0; i < logits.size(); ++i) {
     const float slice = (max - logits[i]) * scale;

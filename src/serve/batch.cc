@@ -1,6 +1,7 @@
 #include "serve/batch.h"
 
 #include <algorithm>
+#include <stdexcept>
 #include <utility>
 
 #include "serve/prefill_plan.h"
@@ -26,20 +27,41 @@ void Batch::drop_cancelled() {
   remove_finished();
 }
 
-void Batch::add_decode(models::StepPlan& plan, bool all) {
-  for (auto& row : generating_) {
-    if (!all && !row->wants_decode()) continue;
-    plan.decode.push_back(row->id());
-    row->note_launch();
+void Batch::add_decode(models::StepPlan& plan, bool all) const {
+  for (const auto& row : generating_) {
+    if (all || row->wants_decode()) plan.decode.push_back(row->id());
   }
 }
 
+std::unique_ptr<Row> Batch::preempt_youngest() {
+  std::unique_ptr<Row>* youngest = nullptr;
+  for (auto* rows : {&prompts_, &generating_}) {
+    for (auto& row : *rows) {
+      if (youngest == nullptr || row->arrival > (*youngest)->arrival) youngest = &row;
+    }
+  }
+  if (youngest == nullptr) throw std::logic_error("no row is left to preempt");
+  std::unique_ptr<Row> row = std::move(*youngest);
+  for (auto* rows : {&prompts_, &generating_}) std::erase(*rows, nullptr);
+  forward_->leave(row->id());
+  row->preempt();
+  if (tally_ != nullptr) ++tally_->preempted;
+  return row;
+}
+
 void Batch::add_shared_prompts(models::StepPlan& plan, std::size_t budget) {
+  std::vector<Row*> ready;
   std::vector<std::size_t> left;
-  for (const auto& row : prompts_) left.push_back(row->prompt_left());
+  for (const auto& row : prompts_) {
+    const models::Reuse reuse = forward_->reuse(row->id());
+    row->skip(reuse.tokens);
+    if (reuse.wait) continue;
+    ready.push_back(row.get());
+    left.push_back(row->prompt_left());
+  }
   const std::vector<std::size_t> shares = share_prefill(left, budget);
   for (std::size_t i = 0; i < shares.size(); ++i) {
-    if (shares[i] > 0) plan.prompt.push_back(prompts_[i]->feed(shares[i], shares[i] == left[i]));
+    if (shares[i] > 0) plan.prompt.push_back(ready[i]->feed(shares[i], shares[i] == left[i]));
   }
   begin_decoding();
 }
@@ -67,6 +89,7 @@ void Batch::begin_decoding() {
 
 bool Batch::launch(const models::StepPlan& plan) {
   if (plan.decode.empty() && plan.prompt.empty()) return false;
+  for (const models::RowId id : plan.decode) find(id)->note_launch();
   forward_->launch(plan);
   ++launched_;
   if (tally_ != nullptr) ++tally_->steps;
@@ -86,8 +109,11 @@ void Batch::collect(int in_flight) {
 }
 
 Row* Batch::find(models::RowId id) const {
-  const auto found = std::ranges::find_if(generating_, [id](const auto& row) { return row->id() == id; });
-  return found == generating_.end() ? nullptr : found->get();
+  for (const auto* rows : {&generating_, &prompts_}) {
+    const auto found = std::ranges::find_if(*rows, [id](const auto& row) { return row->id() == id; });
+    if (found != rows->end()) return found->get();
+  }
+  return nullptr;
 }
 
 void Batch::remove_finished() {

@@ -27,12 +27,15 @@ class Batch {
 
   /// Every decoding row advances by a token, in the order in which they began. Unless `all`, rows whose last allowed
   /// token is already on its way sit out.
-  void add_decode(models::StepPlan& plan, bool all);
+  void add_decode(models::StepPlan& plan, bool all) const;
   /// Up to `budget` prompt tokens, shared by share_prefill(); a prompt's last piece emits.
   void add_shared_prompts(models::StepPlan& plan, std::size_t budget);
   /// mlx-lm's pieces: a row with one token left emits from it alone; the others give up to `step` tokens each and keep
   /// the last one. Emitting parts first.
   void add_split_prompts(models::StepPlan& plan, std::size_t step);
+
+  /// The row that arrived last leaves the forward and is handed back, to join again later. No step in flight.
+  std::unique_ptr<Row> preempt_youngest();
 
   /// Launches unless the plan is empty; tells whether it did.
   bool launch(const models::StepPlan& plan);

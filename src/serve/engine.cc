@@ -275,6 +275,7 @@ class ThreadedEngine final : public Engine {
     snapshot_.requests.finished = tally_.finished;
     snapshot_.requests.cancelled = tally_.cancelled;
     snapshot_.requests.failed = tally_.failed;
+    snapshot_.requests.preempted = tally_.preempted;
   }
 
   const EngineOptions options_;

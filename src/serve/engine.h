@@ -46,6 +46,7 @@ struct Stats {
   } throughput;
   struct Requests {
     std::uint64_t accepted = 0, finished = 0, cancelled = 0, failed = 0, refused = 0;
+    std::uint64_t preempted = 0;  ///< times a running one had to make room and went on later
   } requests;
 };
 

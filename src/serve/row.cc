@@ -13,11 +13,28 @@ Row::Row(const RowContext& context, GenerationRequest request, std::shared_ptr<E
       ticket_(std::move(ticket)),
       sampler_(request_.sampling),
       decoder_(context.tokenizer != nullptr ? context.tokenizer->stream() : nullptr),
-      matcher_(request_.stop) {
-  usage_.prompt_tokens = static_cast<int>(request_.prompt.size());
+      matcher_(request_.stop),
+      input_(std::move(request_.prompt)) {
+  usage_.prompt_tokens = static_cast<int>(input_.size());
 }
 
-models::RowSpec Row::spec() { return {usage_.prompt_tokens, request_.max_tokens, &sampler_}; }
+models::RowSpec Row::spec() {
+  return {static_cast<int>(input_.size()), request_.max_tokens - usage_.completion_tokens, &sampler_, input_};
+}
+
+void Row::preempt() {
+  input_.insert(input_.end(), said_.begin(), said_.end());
+  said_.clear();
+  preempted_ = true;
+  state_ = State::queued;
+  id_ = -1;
+  fed_ = 0;
+}
+
+void Row::skip(std::size_t tokens) {
+  fed_ += tokens;
+  if (!preempted_) usage_.cached_tokens += static_cast<int>(tokens);
+}
 
 void Row::joined(models::RowId id) {
   id_ = id;
@@ -25,7 +42,7 @@ void Row::joined(models::RowId id) {
 }
 
 models::PromptPart Row::feed(std::size_t tokens, bool emits) {
-  const models::PromptPart part{id_, std::span<const std::int32_t>(request_.prompt).subspan(fed_, tokens), emits};
+  const models::PromptPart part{id_, std::span<const std::int32_t>(input_).subspan(fed_, tokens), emits};
   fed_ += tokens;
   if (context_->tally != nullptr) context_->tally->prompt_tokens += tokens;
   if (emits) {
@@ -54,6 +71,7 @@ bool Row::is_end(std::int32_t token) const {
 void Row::take_token(sample::Choice choice) {
   ++usage_.completion_tokens;
   if (context_->tally != nullptr) ++context_->tally->completion_tokens;
+  said_.push_back(choice.token);
   if (observer_) observer_(choice);
 
   const bool ended = is_end(choice.token);

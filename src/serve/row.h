@@ -25,6 +25,7 @@ struct Tally {
   std::uint64_t prompt_tokens = 0;      ///< fed to the forward
   std::uint64_t completion_tokens = 0;  ///< taken from it
   std::uint64_t steps = 0;              ///< launches
+  std::uint64_t preempted = 0;          ///< times a row had to make room
   std::atomic<int> live{0};             ///< requests accepted and not yet ended
 };
 
@@ -49,6 +50,7 @@ class Row {
   [[nodiscard]] State state() const { return state_; }
   [[nodiscard]] bool finished() const { return state_ == State::finished; }
   [[nodiscard]] bool cancel_requested() const { return ticket_ && ticket_->cancelled(); }
+  /// Without its prompt, which the row keeps elsewhere.
   [[nodiscard]] const GenerationRequest& request() const { return request_; }
   [[nodiscard]] const Usage& usage() const { return usage_; }
   [[nodiscard]] models::RowId id() const { return id_; }
@@ -57,9 +59,16 @@ class Row {
   [[nodiscard]] models::RowSpec spec();
   /// The row has joined a Forward under this id and begins to prefill.
   void joined(models::RowId id);
+  /// The row has left its Forward to join one again later, where it goes on as if nothing had happened: what it has
+  /// said is fed again after the prompt, never sampled again; sampler, decoder and stop matcher stay as they are.
+  void preempt();
+  /// Its place among all rows of a Scheduler.
+  std::uint64_t arrival = 0;
 
-  /// Prompt tokens not yet handed to a step.
-  [[nodiscard]] std::size_t prompt_left() const { return request_.prompt.size() - fed_; }
+  /// Tokens of the prompt, and of what was said before a preemption, not yet handed to a step.
+  [[nodiscard]] std::size_t prompt_left() const { return input_.size() - fed_; }
+  /// The next `tokens` of the prompt are in the KV already.
+  void skip(std::size_t tokens);
   /// The next `tokens` of the prompt as a part of a plan; when it emits, the row decodes from now on.
   models::PromptPart feed(std::size_t tokens, bool emits);
 
@@ -105,7 +114,10 @@ class Row {
 
   State state_ = State::queued;
   models::RowId id_ = -1;
-  std::size_t fed_ = 0;  ///< prompt tokens handed to steps
+  std::vector<std::int32_t> input_;  ///< what is to be fed: the prompt; after a preemption also what was said
+  std::vector<std::int32_t> said_;   ///< tokens taken since; those before are in input_
+  bool preempted_ = false;
+  std::size_t fed_ = 0;  ///< of input_, handed to steps
   int sampling_ = 0;     ///< tokens launched and not yet taken
   Usage usage_;
   std::deque<HeldToken> held_;  ///< tokens whose text is still held back; only with logprobs

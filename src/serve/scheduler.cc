@@ -22,13 +22,30 @@ void Scheduler::tick() {
   }
 }
 
+void Scheduler::enqueue(std::unique_ptr<Row> row) {
+  row->arrival = ++arrivals_;
+  queue_.push_back(std::move(row));
+}
+
 void Scheduler::tick_ragged() {
+  // Running rows come first: only what they leave is there for those that wait.
+  models::StepPlan plan = plan_decode();
   admit(options_.max_rows - batch_.rows());
-  models::StepPlan plan;
-  batch_.add_decode(plan, /*all=*/false);
   batch_.add_shared_prompts(plan, static_cast<std::size_t>(options_.prefill_step));
   const bool launched = batch_.launch(plan);
   batch_.collect(launched && forward_->traits().look_ahead ? 1 : 0);
+}
+
+/// A step of all decoding rows, after those had to go for which there is no KV.
+models::StepPlan Scheduler::plan_decode() {
+  for (;;) {
+    models::StepPlan plan;
+    batch_.add_decode(plan, /*all=*/false);
+    if (forward_->fits(plan)) return plan;
+    std::unique_ptr<Row> row = batch_.preempt_youngest();
+    const auto place = std::ranges::find_if(queue_, [&](const auto& other) { return other->arrival > row->arrival; });
+    queue_.insert(place, std::move(row));
+  }
 }
 
 void Scheduler::tick_split() {

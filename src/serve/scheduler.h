@@ -4,7 +4,8 @@
 // Forward, enqueues rows when it likes and calls tick() by hand. The Forward's traits choose the policy:
 //
 //   ragged (split_forwards = false)  one launch a tick: all decoding rows, and up to prefill_step prompt tokens shared
-//       by up to prompt_concurrency prompts. A prompt's last piece emits its first token.
+//       by up to prompt_concurrency prompts. A prompt's last piece emits its first token. When the KV that the decoding
+//       rows need can't be had, the rows that arrived last are preempted: they return to their place in the queue.
 //   split (split_forwards = true)    mlx-lm's BatchGenerator, tick for tick: decode all of G; collect what was launched
 //       before; drop the finished; return when G is full; admit min(prompt_concurrency - P, batch - G, queue); then one
 //       launch with the prompts' parts: a prompt that has one token left emits from it, the others give up to
@@ -38,7 +39,7 @@ class Scheduler {
   Scheduler(models::Forward& forward, const SchedulerOptions& options, Tally* tally = nullptr);
 
   /// Adds a row to the end of the queue.
-  void enqueue(std::unique_ptr<Row> row) { queue_.push_back(std::move(row)); }
+  void enqueue(std::unique_ptr<Row> row);
   void tick();
 
   [[nodiscard]] int pending() const { return static_cast<int>(queue_.size()); }
@@ -57,13 +58,15 @@ class Scheduler {
  private:
   void drop_cancelled();
   void admit(int limit);
+  [[nodiscard]] models::StepPlan plan_decode();
   void tick_ragged();
   void tick_split();
 
   models::Forward* forward_;
   SchedulerOptions options_;
-  std::deque<std::unique_ptr<Row>> queue_;  ///< by arrival
+  std::deque<std::unique_ptr<Row>> queue_;  ///< by arrival, preempted rows too
   Batch batch_;
+  std::uint64_t arrivals_ = 0;
   std::uint64_t admitted_ = 0;
   int peak_ = 0;
 };

@@ -38,6 +38,7 @@ void SerialLane::step() {
 
 void SerialLane::prefill() {
   const models::ForwardTraits& traits = forward_->traits();
+  row_->skip(forward_->reuse(row_->id()).tokens);
   const std::size_t left = row_->prompt_left();
   std::size_t tokens = std::min(left, prefill_step_);
   if (traits.split_forwards && left > 1) tokens = std::min(left - 1, prefill_step_);

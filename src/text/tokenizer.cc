@@ -54,11 +54,16 @@ class CrateTokenizer final : public Tokenizer {
     return std::string(bytes.begin(), bytes.end());
   }
 
+  std::string token_name(std::int32_t id) const override {
+    return std::string(bridge::tokenizer_token_name(*tokenizer_, id));
+  }
+
   std::int32_t token_id(std::string_view token) const override {
     return call_crate([&] { return bridge::tokenizer_token_id(*tokenizer_, to_rust(token)); }, raise_request_error);
   }
 
   int vocab_size() const override { return vocab_size_; }
+  std::size_t longest_token() const override { return bridge::tokenizer_longest_token(*tokenizer_); }
 
   std::unique_ptr<StreamDecoder> stream() const override {
     return std::make_unique<CrateStreamDecoder>(bridge::stream_new(*tokenizer_));

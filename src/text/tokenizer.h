@@ -35,10 +35,14 @@ class Tokenizer {
   [[nodiscard]] virtual std::string decode(std::span<const std::int32_t> ids) const = 0;
   /// The raw bytes a token stands for (not necessarily valid UTF-8); empty for special tokens.
   [[nodiscard]] virtual std::string token_bytes(std::int32_t id) const = 0;
+  /// The vocabulary's own spelling, which also special tokens have ("<|im_end|>"); empty outside the vocabulary.
+  [[nodiscard]] virtual std::string token_name(std::int32_t id) const = 0;
   /// Exact vocabulary entry to id; -1 when absent.
   [[nodiscard]] virtual std::int32_t token_id(std::string_view token) const = 0;
   /// Highest id + 1 (the logits may be wider).
   [[nodiscard]] virtual int vocab_size() const = 0;
+  /// Bytes of the longest token's text: what bounds a text's number of tokens from below.
+  [[nodiscard]] virtual std::size_t longest_token() const = 0;
   [[nodiscard]] virtual std::unique_ptr<StreamDecoder> stream() const = 0;
 };
 

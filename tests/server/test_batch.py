@@ -167,3 +167,47 @@ def test_stock_kernels_send_seeded_rows_to_the_serial_lane() -> None:
         serial = server.stats()["lanes"]["serial"]
         assert serial["requests"] == 2
         assert [count for reason, count in serial["reasons"].items() if "seed" in reason] == [2]
+
+
+def test_a_common_beginning_is_computed_once(server: Server) -> None:
+    client = server.client()
+    rules = "You are the assistant of a library. " + " ".join(f"Rule {n}: answer in {n} words." for n in range(40))
+
+    def ask(question: str, **changes: Any) -> Any:
+        return client.chat.completions.create(
+            model="any", temperature=0, max_tokens=16,
+            messages=[{"role": "system", "content": rules}, {"role": "user", "content": question}], **changes)
+
+    first = ask("Where are the maps?")
+    length = first.usage.prompt_tokens
+    assert length > 300 and first.usage.prompt_tokens_details.cached_tokens == 0
+    again = ask("Where are the maps?")
+    assert again.usage.prompt_tokens_details.cached_tokens == (length - 1) // 32 * 32
+    assert again.choices[0].message.content == first.choices[0].message.content
+    other = ask("Where are the atlases?")
+    assert 300 < other.usage.prompt_tokens_details.cached_tokens < other.usage.prompt_tokens
+    assert server.stats()["kv"]["cached_bytes"] > 0
+
+
+def test_the_prompt_cache_can_be_off() -> None:
+    with running("--prompt-cache", "0", batch=2) as server:
+        arguments = chat_arguments("What is a library? " * 20, max_tokens=2)
+        for _ in range(2):
+            answer = server.client().chat.completions.create(**arguments)
+            assert answer.usage.prompt_tokens_details.cached_tokens == 0
+        assert server.stats()["kv"]["cached_bytes"] == 0
+
+
+def test_rows_that_must_make_room_go_on_later() -> None:
+    prompts = [f"Tell me the story of number {n}." for n in range(8)]
+    with running(batch=8) as server:
+        roomy = at_once([lambda p=p: stream_text(server.client(), **chat_arguments(
+            p, max_tokens=200, extra_body={"ignore_eos": True})) for p in prompts])
+        assert server.stats()["requests"]["preempted"] == 0
+    # About a third of what the eight need in the end; a block of 32 tokens is 0.7 MB.
+    with running("--kv-budget", "0.016", batch=8) as server:
+        tight = at_once([lambda p=p: stream_text(server.client(), **chat_arguments(
+            p, max_tokens=200, extra_body={"ignore_eos": True})) for p in prompts])
+        assert server.stats()["requests"]["preempted"] > 0
+        assert server.stats()["kv"]["used_bytes"] == 0
+    assert tight == roomy

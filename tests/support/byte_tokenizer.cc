@@ -84,6 +84,12 @@ class ByteTokenizer final : public text::Tokenizer {
   [[nodiscard]] std::string token_bytes(std::int32_t id) const override {
     return id >= 0 && id < 256 ? std::string(1, static_cast<char>(id)) : std::string{};
   }
+  [[nodiscard]] std::string token_name(std::int32_t id) const override {
+    for (const auto& [name, special] : kSpecial) {
+      if (id == special) return std::string(name);
+    }
+    return token_bytes(id);
+  }
   [[nodiscard]] std::int32_t token_id(std::string_view token) const override {
     for (const auto& [name, id] : kSpecial) {
       if (token == name) return id;
@@ -91,6 +97,7 @@ class ByteTokenizer final : public text::Tokenizer {
     return token.size() == 1 ? static_cast<unsigned char>(token.front()) : -1;
   }
   [[nodiscard]] int vocab_size() const override { return kVocab; }
+  [[nodiscard]] std::size_t longest_token() const override { return 1; }
   [[nodiscard]] std::unique_ptr<text::StreamDecoder> stream() const override { return std::make_unique<ByteDecoder>(); }
 };
 

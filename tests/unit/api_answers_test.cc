@@ -168,6 +168,23 @@ TEST_F(Answers, CompletionLogprobs) {
     "top_logprobs":[{"bytes:\\xc3":-0.5},{"x":-0.125,"bytes:\\xa9":-0.25},{"!":-1.0}],"text_offset":[0,1,1]})"));
 }
 
+TEST_F(Answers, LogprobsShowSpecialTokensByName) {
+  auto responder = api.complete({{"logprobs", 1}});
+  engine->say(0, "!", {token('!', "!", -1.0F, {{kTurnEnd, -0.5F}}), token(kEos, "", -0.25F)});
+  engine->finish(0);
+  ASSERT_TRUE(responder->run());
+  EXPECT_EQ(json_of(*responder)["choices"][0]["logprobs"], Json::parse(R"({
+    "tokens":["!","</s>"],"token_logprobs":[-1.0,-0.25],
+    "top_logprobs":[{"<|im_end|>":-0.5,"!":-1.0},{"</s>":-0.25}],"text_offset":[0,1]})"));
+
+  responder = api.chat({{"logprobs", true}, {"top_logprobs", 1}});
+  engine->say(1, "!", {token('!', "!", -1.0F, {{kTurnEnd, -0.5F}})});
+  engine->finish(1);
+  ASSERT_TRUE(responder->run());
+  const Json top = json_of(*responder)["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0];
+  EXPECT_EQ(top, Json::parse(R"({"token":"<|im_end|>","logprob":-0.5,"bytes":[]})"));
+}
+
 TEST_F(Answers, ErrorBeforeAndInTheMiddleOfAStream) {
   auto responder = api.chat({{"stream", true}});
   engine->fail(0, Error(503, "the engine has died", "engine_dead"));
@@ -359,6 +376,20 @@ TEST(AnswersOfTheEngine, DeltasConcatenateToTheBody) {
   }
   EXPECT_EQ(said, choice["message"]["content"]);
   EXPECT_EQ(finish, "stop");
+}
+
+TEST_F(Answers, ATextThatNoSpellingFitsIsRefusedUntokenized) {
+  const std::string text(100'000, 'x');  // one byte a token, and a context of 4096
+  for (const auto& responder :
+       {api.complete({{"prompt", text}}), api.chat({{"messages", {{{"role", "user"}, {"content", text}}}}})}) {
+    ASSERT_TRUE(responder->whole);
+    EXPECT_EQ(responder->whole->status, 400);
+    const Json error = json_of(*responder)["error"];
+    EXPECT_EQ(error["code"], "context_length_exceeded");
+    EXPECT_NE(error["message"].get<std::string>().find("4096"), std::string::npos);
+    EXPECT_NE(error["message"].get<std::string>().find(" bytes make at least 2500"), std::string::npos) << error;
+  }
+  EXPECT_TRUE(engine->rows.empty());
 }
 
 TEST(AnswersOfTheEngine, OverlongPromptNamesBothCounts) {

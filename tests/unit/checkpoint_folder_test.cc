@@ -119,8 +119,7 @@ TEST(CheckpointFolder, HeadIsTiedWhereNothingElseIsSaid) {
 }
 
 TEST(CheckpointFolder, RefusesByNameWhatIsNotSupported) {
-  EXPECT_MENTIONS(config_error(R"(, "model_type": "mamba")"),
-                  "model_type \"mamba\" is not supported; supported are ");
+  EXPECT_MENTIONS(config_error(R"(, "model_type": "mamba")"), "model_type \"mamba\" is not supported; supported are ");
   EXPECT_MENTIONS(config_error(R"(, "rope_scaling": {"type": "yarn", "factor": 2})"), "type \"yarn\" is not supported");
   EXPECT_MENTIONS(config_error(R"(, "rope_scaling": {"factor": 2})"), "\"rope_type\" is missing");
   EXPECT_MENTIONS(config_error(R"(, "rope_scaling": {"type": "linear"})"), "\"rope_scaling.factor\" is missing");
@@ -176,6 +175,24 @@ TEST(CheckpointFolder, ReadsTokensAndTemplates) {
   EXPECT_EQ(assets.chat_template, "from its own file");
   EXPECT_FALSE(assets.add_bos);
   EXPECT_EQ(assets.end_ids, (std::vector<std::int32_t>{5, 1}));
+}
+
+TEST(CheckpointFolder, ReadsRecommendedSampling) {
+  Folder folder;
+  EXPECT_FALSE(folder.open()->generation_config().temperature);
+  folder.write("generation_config.json", R"({"temperature": 0.6, "top_k": 20, "top_p": 0.95, "do_sample": true})");
+  const GenerationConfig config = folder.open()->generation_config();
+  EXPECT_EQ(config.temperature, 0.6);
+  EXPECT_EQ(config.top_k, 20);
+  EXPECT_EQ(config.top_p, 0.95);
+  EXPECT_FALSE(config.min_p);
+  folder.write("generation_config.json", R"({"top_p": "high"})");
+  try {
+    (void)folder.open()->generation_config();
+    ADD_FAILURE() << "not refused";
+  } catch (const ModelError& error) {
+    EXPECT_NE(std::string(error.what()).find("generation_config.json: \"top_p\""), std::string::npos) << error.what();
+  }
 }
 
 // Codes 0, 1, 2 … modulo 2^bits, packed as MLX does: one little-endian stream.

@@ -108,6 +108,38 @@ TEST_F(Http, AnswersAndKeepsTheConnection) {
   EXPECT_EQ(c.read_all(), "");
 }
 
+TEST_F(Http, EveryAnswerIsReported) {
+  std::mutex mutex;
+  std::vector<http::Answered> log;
+  const auto entries = [&] {
+    const std::lock_guard lock(mutex);
+    return log;
+  };
+  http::ServerOptions options = defaults();
+  options.on_answer = [&](const http::Answered& answered) {
+    const std::lock_guard lock(mutex);
+    log.push_back(answered);
+  };
+  restart(options);
+  {
+    Client c = client();
+    c.post("/echo?x=1", "body");
+    EXPECT_EQ(c.read().status, 200);
+    c.get("/wait");
+    wait_request();
+  }  // leaves
+  ASSERT_TRUE(eventually([&] { return entries().size() == 2; }));
+  const auto seen = entries();
+  EXPECT_EQ(seen[0].client, "127.0.0.1");
+  EXPECT_EQ(seen[0].method + " " + seen[0].path, "POST /echo");
+  EXPECT_EQ(seen[0].status, 200);
+  EXPECT_FALSE(seen[0].client_left);
+  EXPECT_GE(seen[0].seconds, 0.0);
+  EXPECT_EQ(seen[1].path, "/wait");
+  EXPECT_TRUE(seen[1].client_left);
+  server.reset();  // before what it reports to
+}
+
 TEST_F(Http, PipelinedRequestsAreAnsweredInOrder) {
   Client c = client();
   std::string all;

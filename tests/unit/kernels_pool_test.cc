@@ -2,6 +2,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "ops/error.h"
@@ -53,6 +55,26 @@ TEST(Pool, SpreadsWorkOverItsThreads) {
     while (thread == 0 && !helped && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
   });
   EXPECT_TRUE(helped);
+}
+
+TEST(Pool, RethrowsWhatAUnitThrewAndGoesOn) {
+  for (const int threads : {1, 2, 4}) {
+    Pool pool(threads);
+    for (int round = 0; round < 50; ++round) {
+      std::atomic<int> ran{0};
+      const auto work = [&](int begin, int end, int) {
+        for (int i = begin; i < end; ++i) {
+          ++ran;
+          if (i % 16 == round % 16) throw std::runtime_error("unit failed");
+        }
+      };
+      EXPECT_THROW(pool.for_each(64, 1, work), std::runtime_error);
+      EXPECT_GT(ran.load(), 0);
+      ran = 0;
+      pool.for_each(64, 1, [&](int begin, int end, int) { ran += end - begin; });
+      EXPECT_EQ(ran.load(), 64);
+    }
+  }
 }
 
 TEST(Pool, RefusesNoThreads) { EXPECT_THROW(Pool(0), Error); }

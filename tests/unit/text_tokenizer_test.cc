@@ -51,6 +51,11 @@ TEST_F(TokenizerTest, Vocabulary) {
   EXPECT_EQ(tokenizer_->token_id("<|im_end|>"), kImEnd);
   EXPECT_EQ(tokenizer_->token_id("hello"), kHello);
   EXPECT_EQ(tokenizer_->token_id("nothing"), -1);
+  EXPECT_EQ(tokenizer_->token_name(kImEnd), "<|im_end|>");
+  EXPECT_EQ(tokenizer_->token_name(kHello), "hello");
+  EXPECT_EQ(tokenizer_->token_name(kSpaceH + 1), "");
+  EXPECT_EQ(tokenizer_->token_name(-1), "");
+  EXPECT_EQ(tokenizer_->longest_token(), std::string("<|endoftext|>").size());
   EXPECT_EQ(tokenizer_->token_bytes(kHello), "hello");
   EXPECT_EQ(tokenizer_->token_bytes(byte_id(0xF0)), "\xF0");
   EXPECT_EQ(tokenizer_->token_bytes(byte_id(0)), std::string(1, '\0'));

@@ -36,8 +36,12 @@ mod ffi {
         fn tokenizer_encode(tokenizer: &Tokenizer, text: &str, parse_special: bool) -> Result<Vec<i32>>;
         fn tokenizer_decode(tokenizer: &Tokenizer, ids: &[i32]) -> Result<String>;
         fn tokenizer_token_bytes(tokenizer: &Tokenizer, id: i32) -> Vec<u8>;
+        /// How the vocabulary writes a token; for special tokens their name.
+        fn tokenizer_token_name(tokenizer: &Tokenizer, id: i32) -> String;
         fn tokenizer_token_id(tokenizer: &Tokenizer, token: &str) -> i32;
         fn tokenizer_vocab_size(tokenizer: &Tokenizer) -> i32;
+        /// Bytes of the longest token's text.
+        fn tokenizer_longest_token(tokenizer: &Tokenizer) -> usize;
         /// The texts of all special tokens.
         fn tokenizer_special_tokens(tokenizer: &Tokenizer) -> Vec<String>;
 
@@ -129,12 +133,20 @@ fn tokenizer_token_bytes(tokenizer: &Tokenizer, id: i32) -> Vec<u8> {
     guard(|| Ok(tokenizer.token_bytes(id))).unwrap_or_default()
 }
 
+fn tokenizer_token_name(tokenizer: &Tokenizer, id: i32) -> String {
+    guard(|| Ok(tokenizer.token_name(id))).unwrap_or_default()
+}
+
 fn tokenizer_token_id(tokenizer: &Tokenizer, token: &str) -> i32 {
     guard(|| Ok(tokenizer.token_id(token))).unwrap_or(-1)
 }
 
 fn tokenizer_vocab_size(tokenizer: &Tokenizer) -> i32 {
     tokenizer.vocab_size()
+}
+
+fn tokenizer_longest_token(tokenizer: &Tokenizer) -> usize {
+    tokenizer.longest_token()
 }
 
 fn tokenizer_special_tokens(tokenizer: &Tokenizer) -> Vec<String> {

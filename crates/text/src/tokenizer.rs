@@ -24,6 +24,8 @@ pub(crate) struct Core {
     plain_vocabulary: AddedVocabulary,
     special_ids: HashSet<u32>,
     byte_of: ByteAlphabet,
+    vocab_size: i32,
+    longest_token: usize,
     /// What the normalizer makes of MARK; None: nothing is left of it.
     normalized_mark: Option<String>,
 }
@@ -46,6 +48,13 @@ impl Tokenizer {
         let byte_level = matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_)));
         let normalized_mark = normalized_mark(&tokenizer)?;
         let byte_of = ByteAlphabet::new();
+        let (mut vocab_size, mut longest_token) = (0, 0);
+        for (token, id) in tokenizer.get_vocab(true) {
+            vocab_size = vocab_size.max(id as i32 + 1);
+            // In GPT-2's alphabet a character stands for a byte.
+            let bytes = if byte_level { token.chars().count() } else { token.len() };
+            longest_token = longest_token.max(bytes);
+        }
         Ok(Self {
             core: Arc::new(Core {
                 tokenizer,
@@ -53,6 +62,8 @@ impl Tokenizer {
                 plain_vocabulary,
                 special_ids,
                 byte_of,
+                vocab_size,
+                longest_token,
                 normalized_mark,
             }),
         })
@@ -103,10 +114,22 @@ impl Tokenizer {
         self.core.tokenizer.token_to_id(token).map_or(-1, |id| id as i32)
     }
 
+    /// The vocabulary's own spelling of a token; empty outside the vocabulary.
+    pub fn token_name(&self, id: i32) -> String {
+        u32::try_from(id)
+            .ok()
+            .and_then(|id| self.core.tokenizer.id_to_token(id))
+            .unwrap_or_default()
+    }
+
     /// One more than the highest id in use, so that every id is below it even where the vocabulary has holes.
     pub fn vocab_size(&self) -> i32 {
-        let highest = self.core.tokenizer.get_vocab(true).into_values().max();
-        highest.map_or(0, |id| id as i32 + 1)
+        self.core.vocab_size
+    }
+
+    /// Bytes of the longest token's text (an upper bound where tokens spell a space as a longer character).
+    pub fn longest_token(&self) -> usize {
+        self.core.longest_token
     }
 
     pub fn special_tokens(&self) -> Vec<String> {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
+#include <utility>
 
 #include "ops/error.h"
 #ifdef __linux__
@@ -107,6 +108,17 @@ void Pool::work(int self) {
   }
 }
 
+void Pool::work_safely(int self) noexcept {
+  for (bool done = false; !done;) {
+    try {
+      work(self);
+      done = true;
+    } catch (...) {
+      if (!threw_.exchange(true, std::memory_order_relaxed)) failure_ = std::current_exception();
+    }
+  }
+}
+
 void Pool::open_window(std::uint64_t now) {
   window_ = now;
   caller_slept_ = 0;
@@ -177,7 +189,7 @@ void Pool::run(Function function, const void* context, int count, int grain) {
   state_.store(kOpen | generation_ << 32, std::memory_order_seq_cst);
   epoch_.fetch_add(1, std::memory_order_seq_cst);
   if (parked_.load(std::memory_order_seq_cst) > 0) futex_wake(epoch_, threads_ - 1);
-  work(0);
+  work_safely(0);
   // Close the door: who isn't inside by now finds nothing to do and isn't waited for.
   std::uint64_t state = state_.fetch_and(~kOpen, std::memory_order_acq_rel) & ~kOpen;
   for (std::uint64_t first = 0; (state & kInside) != 0; state = state_.load(std::memory_order_acquire)) {
@@ -195,6 +207,10 @@ void Pool::run(Function function, const void* context, int count, int grain) {
     }
   }
   last_ = now_ns();
+  if (threw_.load(std::memory_order_relaxed)) {
+    threw_.store(false, std::memory_order_relaxed);
+    std::rethrow_exception(std::exchange(failure_, nullptr));
+  }
 }
 
 void Pool::loop(int self) {
@@ -206,7 +222,7 @@ void Pool::loop(int self) {
     if (pending(state)) {
       if (!state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) continue;
       seen = state >> 32 & 0x7fffffff;
-      work(self);
+      work_safely(self);
       state = state_.fetch_sub(1, std::memory_order_acq_rel);
       if ((state & kCallerParked) != 0 && (state & kInside) == 1) {
         done_.fetch_add(1);

@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -17,7 +18,7 @@ namespace galley::kernels {
 
 class Pool {
  public:
-  /// Works on units [begin, end) as thread `thread` (0: the caller of run). Must not throw.
+  /// Works on units [begin, end) as thread `thread` (0: the caller of run).
   using Function = void (*)(const void* context, int begin, int end, int thread);
 
   /// `threads` counts the caller of run(): 1 starts no thread and runs everything inline. `spin_us`: how long an idle
@@ -30,7 +31,9 @@ class Pool {
   [[nodiscard]] int threads() const { return threads_; }
 
   /// Calls `function` for all units [0, count), `grain` at a time, and returns when all are done. Which thread gets
-  /// which unit is not fixed. One caller at a time, from any thread; not from inside a unit.
+  /// which unit is not fixed. One caller at a time, from any thread; not from inside a unit. When units throw, the
+  /// others are run all the same (alone, on one thread, units after the one that threw are not) and one of the
+  /// exceptions is rethrown at the end, on the caller's thread.
   void run(Function function, const void* context, int count, int grain = 1);
 
   /// The same for a callable (begin, end, thread).
@@ -59,6 +62,7 @@ class Pool {
   };
 
   void work(int self);
+  void work_safely(int self) noexcept;
   void loop(int self);
   void review(std::uint64_t now);
   void open_window(std::uint64_t now);
@@ -74,6 +78,8 @@ class Pool {
 
   Function function_ = nullptr;
   const void* context_ = nullptr;
+  std::atomic<bool> threw_{false};
+  std::exception_ptr failure_;  // written by the thread that set threw_, read by the caller when all are done
   int grain_ = 1;
   int threads_;
   std::uint64_t spin_ns_;

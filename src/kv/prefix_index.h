@@ -1,0 +1,73 @@
+// Which blocks hold the KV of which beginnings of text: a radix tree whose edges are whole blocks of tokens.
+//
+// Live rows, finished rows and the prompt cache share what they have in common through it (RadixAttention, Zheng et al.
+// 2023; with blocks as edges, as in vLLM's prefix caching). A row's KV depends on its own tokens alone, down to the
+// bits, so it does not matter who computed a block. A step down is one hash lookup. Engine thread only, free of MLX.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "kv/block_pool.h"
+
+namespace galley::kv {
+
+class PrefixIndex {
+ public:
+  static constexpr std::int32_t kRoot = -1;
+
+  /// Listens to the pool's evictions; the pool outlives the index. Blocks of one text must be released last first (see
+  /// BlockPool::release), so that no block is evicted before those that continue it.
+  explicit PrefixIndex(BlockPool& pool);
+  ~PrefixIndex();
+  PrefixIndex(const PrefixIndex&) = delete;
+  PrefixIndex& operator=(const PrefixIndex&) = delete;
+
+  /// The known blocks that continue the text ending in block `parent` with `tokens`, in order, whole blocks only.
+  /// They are not retained: before anything else is taken from the pool the caller retains those it wants.
+  [[nodiscard]] std::vector<std::int32_t> find(std::int32_t parent, std::span<const std::int32_t> tokens) const;
+
+  /// Block `block` (held) has the KV of `tokens` (one block's worth) after the text that ends in `parent` (held and
+  /// known, or kRoot). Returns the block known for this text from now on: `block`, or one that was known before and
+  /// holds the same bits; the caller may exchange its own for that.
+  std::int32_t insert(std::int32_t parent, std::span<const std::int32_t> tokens, std::int32_t block);
+
+  /// Number of blocks known.
+  [[nodiscard]] std::size_t size() const { return blocks_.size(); }
+
+ private:
+  struct Key {
+    std::int32_t parent;
+    std::vector<std::int32_t> tokens;
+  };
+  struct KeyView {
+    std::int32_t parent;
+    std::span<const std::int32_t> tokens;
+  };
+  static KeyView view(const Key& key) { return {key.parent, key.tokens}; }
+  static KeyView view(const KeyView& key) { return key; }
+  struct Hash {
+    using is_transparent = void;
+    std::size_t operator()(const auto& key) const { return hash(view(key)); }
+    static std::size_t hash(const KeyView& key);
+  };
+  struct Equal {
+    using is_transparent = void;
+    bool operator()(const auto& a, const auto& b) const { return equal(view(a), view(b)); }
+    static bool equal(const KeyView& a, const KeyView& b);
+  };
+  struct Known {
+    const Key* key = nullptr;  ///< in `children_`
+    int children = 0;
+  };
+
+  void forget(std::int32_t block);
+
+  BlockPool* pool_;
+  std::unordered_map<Key, std::int32_t, Hash, Equal> children_;  ///< (parent, tokens) to block
+  std::unordered_map<std::int32_t, Known> blocks_;               ///< by block id
+};
+
+}  // namespace galley::kv

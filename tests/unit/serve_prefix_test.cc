@@ -1,0 +1,288 @@
+// Prompts that begin alike are computed and stored once, rows that must make room go on later, and nobody can tell from
+// the answers.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "memory_checkpoint.h"
+#include "models/fused_forward.h"
+#include "models/model.h"
+#include "ops/fused/fused_ops.h"
+#include "serve/scheduler.h"
+
+namespace galley::models {
+namespace {
+
+using galley::testing::MemoryCheckpoint;
+using Tokens = std::vector<std::int32_t>;
+
+constexpr std::size_t kBudget = 4'000'000;
+
+std::unique_ptr<FusedForward> make_forward(std::size_t budget = kBudget,
+                                           std::optional<std::size_t> prompt_cache = std::nullopt) {
+  Config config = MemoryCheckpoint::tiny_llama();
+  config.head_dim = 16;
+  MemoryCheckpoint checkpoint(config);
+  auto ops = std::make_shared<ops::FusedOps>(kernels::select_isa("best"), 2);
+  std::shared_ptr<const Model> model = load_model(checkpoint, *ops);
+  return std::make_unique<FusedForward>(std::move(ops), std::move(model),
+                                        FusedForwardOptions{budget, kernels::KvElement::f16, prompt_cache});
+}
+
+Tokens text(int length, int salt) {
+  Tokens tokens;
+  for (int i = 0; i < length; ++i) tokens.push_back((i * 31 + salt * 7 + i / 9) % 96);
+  return tokens;
+}
+Tokens operator+(Tokens a, const Tokens& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+struct Answer {
+  Tokens tokens;
+  std::vector<std::uint32_t> bits;
+  serve::Usage usage;
+  bool ended = false;
+  [[nodiscard]] bool says(const Answer& other) const { return tokens == other.tokens && bits == other.bits; }
+};
+
+class Sink final : public serve::EventSink {
+ public:
+  explicit Sink(Answer& answer) : answer_(&answer) {}
+  void push(serve::TokenEvent event) noexcept override {
+    EXPECT_FALSE(event.error) << event.error->what();
+    answer_->usage = event.usage;
+    answer_->ended = event.finish.has_value();
+  }
+
+ private:
+  Answer* answer_;
+};
+
+/// A scheduler over a forward; answers by number.
+struct Server {
+  explicit Server(FusedForward& f, int batch = 8, int prefill_step = 64)
+      : forward(&f), scheduler(f, {batch, batch, prefill_step, 0}, &tally), context{nullptr, {}, &tally} {}
+
+  std::size_t ask(Tokens prompt, int max_tokens, std::shared_ptr<serve::Ticket> ticket = nullptr,
+                  std::optional<std::uint64_t> seed = std::nullopt) {
+    answers.push_back(std::make_unique<Answer>());
+    Answer& answer = *answers.back();
+    serve::GenerationRequest request;
+    request.prompt = std::move(prompt);
+    request.max_tokens = max_tokens;
+    request.sampling.logprobs = true;
+    if (seed) {
+      request.sampling.seed = seed;
+      request.sampling.temperature = 0.9F;
+    }
+    auto row = std::make_unique<serve::Row>(context, std::move(request), std::make_shared<Sink>(answer), ticket);
+    row->observe([&answer](const sample::Choice& choice) {
+      answer.tokens.push_back(choice.token);
+      answer.bits.push_back(std::bit_cast<std::uint32_t>(choice.logprob));
+    });
+    scheduler.enqueue(std::move(row));
+    return answers.size() - 1;
+  }
+  void run() {
+    while (!scheduler.idle()) scheduler.tick();
+  }
+
+  FusedForward* forward;
+  serve::Tally tally;
+  serve::Scheduler scheduler;
+  serve::RowContext context;
+  std::vector<std::unique_ptr<Answer>> answers;
+};
+
+Answer alone(const Tokens& prompt, int max_tokens, std::optional<std::uint64_t> seed = std::nullopt) {
+  const auto forward = make_forward(kBudget, 0);
+  Server server(*forward);
+  server.ask(prompt, max_tokens, nullptr, seed);
+  server.run();
+  EXPECT_EQ(forward->kv().cached_bytes, 0U);
+  return *server.answers.front();
+}
+
+TEST(PrefixReuse, AnAnswerIsTheSameColdOrFromTheCache) {
+  const auto forward = make_forward();
+  Server server(*forward);
+  const Tokens system = text(100, 1), question = system + text(20, 2);
+  server.ask(question, 40);
+  server.run();
+  const Tokens& said = server.answers[0]->tokens;
+  // The same again, another question, and the next turn of the same conversation.
+  const std::vector<Tokens> prompts{question, system + text(33, 3), question + said + text(9, 4), text(70, 5)};
+  const std::vector<int> cached{96, 96, 128, 0};  // whole blocks of 32: 119 of 120, 100 of 133, 159 of 169 tokens
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    const std::size_t n = server.ask(prompts[i], 30);
+    server.run();
+    EXPECT_TRUE(server.answers[n]->says(alone(prompts[i], 30))) << i;
+    EXPECT_EQ(server.answers[n]->usage.cached_tokens, cached[i]) << i;
+    EXPECT_EQ(server.answers[n]->usage.prompt_tokens, static_cast<int>(prompts[i].size()));
+  }
+  EXPECT_EQ(forward->kv().used_bytes, 0U);
+  EXPECT_EQ(forward->kv().reserved_bytes, 0U);
+  EXPECT_GT(forward->kv().cached_bytes, 0U);
+}
+
+TEST(PrefixReuse, AtLeastTheLastTokenIsComputed) {
+  const auto forward = make_forward();
+  Server server(*forward);
+  const Tokens prompt = text(64, 1);  // exactly two blocks
+  server.ask(prompt, 5);
+  server.run();
+  server.ask(prompt, 5);
+  server.run();
+  EXPECT_EQ(server.answers[1]->usage.cached_tokens, 32);
+  EXPECT_TRUE(server.answers[1]->says(*server.answers[0]));
+}
+
+TEST(PrefixReuse, RowsThatArriveTogetherComputeTheirCommonBeginningOnce) {
+  const Tokens system = text(200, 1);
+  std::vector<Tokens> prompts;
+  for (int i = 0; i < 8; ++i) prompts.push_back(system + text(10 + i, 10 + i));
+  const auto forward = make_forward();
+  Server server(*forward);
+  std::size_t own = 0;
+  for (const Tokens& prompt : prompts) {
+    server.ask(prompt, 12);
+    own += prompt.size() - 192;  // what lies beyond the common whole blocks
+  }
+  server.run();
+  EXPECT_EQ(server.tally.prompt_tokens, 192 + own);
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    EXPECT_TRUE(server.answers[i]->says(alone(prompts[i], 12))) << i;
+    EXPECT_EQ(server.answers[i]->usage.cached_tokens, i == 0 ? 0 : 192);
+  }
+}
+
+TEST(PrefixReuse, WhenTheFirstOfThemLeavesAnotherGoesOn) {
+  const Tokens system = text(300, 1);
+  const auto forward = make_forward();
+  Server server(*forward, 8, 32);
+  const auto ticket = std::make_shared<serve::Ticket>();
+  server.ask(system + text(5, 2), 10, ticket);
+  server.ask(system + text(6, 3), 10);
+  server.ask(system + text(7, 4), 10);
+  for (int i = 0; i < 3; ++i) server.scheduler.tick();
+  ticket->cancel();
+  server.run();
+  EXPECT_TRUE(server.answers[1]->says(alone(system + text(6, 3), 10)));
+  EXPECT_TRUE(server.answers[2]->says(alone(system + text(7, 4), 10)));
+  EXPECT_EQ(server.answers[2]->usage.cached_tokens, 288);
+  EXPECT_EQ(forward->kv().used_bytes, 0U);
+}
+
+TEST(PrefixReuse, RowsThatComputedTheSameBlocksShareThemAfterwards) {
+  // The second joins when the first has begun to decode; both then say the same, block by block.
+  const auto forward = make_forward();
+  Server server(*forward);
+  const Tokens prompt = text(40, 1);
+  server.ask(prompt, 80);
+  server.ask(prompt, 80);
+  for (int i = 0; i < 40; ++i) server.scheduler.tick();
+  const auto block = forward->bytes_for(32);
+  // 40 + some 38 tokens are three blocks for each; at least the full ones are one and the same.
+  EXPECT_LE(forward->kv().used_bytes, 4 * block);
+  server.run();
+  EXPECT_TRUE(server.answers[0]->says(*server.answers[1]));
+}
+
+TEST(PrefixReuse, LiveRowsAreNeverEvictedAndTheBudgetHolds) {
+  // Room for 12 blocks: texts of 3 to 5 blocks keep pushing each other out of the cache.
+  const auto probe = make_forward();
+  const std::size_t block = probe->bytes_for(32);
+  const auto forward = make_forward(12 * block);
+  Server server(*forward);
+  std::vector<Tokens> prompts;
+  for (int i = 0; i < 40; ++i) prompts.push_back(text(64, i / 3 % 4) + text(8 + i % 50, 100 + i % 11));
+  for (const Tokens& prompt : prompts) server.ask(prompt, 6 + static_cast<int>(prompt.size()) % 9);
+  while (!server.scheduler.idle()) {
+    server.scheduler.tick();
+    const KvUsage kv = forward->kv();
+    ASSERT_LE(kv.used_bytes + kv.cached_bytes, 12 * block);
+  }
+  int cached = 0;
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    const int asked = 6 + static_cast<int>(prompts[i].size()) % 9;
+    EXPECT_TRUE(server.answers[i]->ended);
+    EXPECT_TRUE(server.answers[i]->says(alone(prompts[i], asked))) << i;
+    cached += server.answers[i]->usage.cached_tokens;
+  }
+  EXPECT_GT(cached, 0);
+  EXPECT_EQ(forward->kv().used_bytes, 0U);
+  EXPECT_EQ(forward->kv().reserved_bytes, 0U);
+}
+
+TEST(Preemption, RowsThatMadeRoomAnswerAsIfTheyHadNot) {
+  const std::size_t block = make_forward()->bytes_for(32);
+  for (const std::optional<std::size_t> cache : {std::optional<std::size_t>(), std::optional<std::size_t>(0)}) {
+    // Eight rows that end with five blocks each, in a pool of fourteen.
+    const auto forward = make_forward(14 * block, cache);
+    Server server(*forward);
+    std::vector<Tokens> prompts;
+    const auto seed_of = [](int i) { return i % 2 == 0 ? std::nullopt : std::optional<std::uint64_t>(100 + i); };
+    for (int i = 0; i < 8; ++i) {
+      prompts.push_back(text(20 + 5 * i, 3 + i));
+      server.ask(prompts.back(), 150 - 5 * i, nullptr, seed_of(i));
+    }
+    int together = 0;
+    while (!server.scheduler.idle()) {
+      server.scheduler.tick();
+      together = std::max(together, server.scheduler.active());
+      ASSERT_LE(forward->kv().used_bytes + forward->kv().cached_bytes, 14 * block);
+    }
+    EXPECT_GT(server.tally.preempted, 0U);
+    EXPECT_GT(together, 2) << "rows are admitted by what they need now";
+    EXPECT_EQ(server.tally.completion_tokens, 8U * 150 - 5 * 28) << "nothing is sampled twice";
+    for (int i = 0; i < 8; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      EXPECT_TRUE(server.answers[at]->says(alone(prompts[at], 150 - 5 * i, seed_of(i)))) << i;
+      EXPECT_EQ(server.answers[at]->usage.prompt_tokens, 20 + 5 * i);
+      EXPECT_EQ(server.answers[at]->usage.completion_tokens, 150 - 5 * i);
+    }
+    EXPECT_EQ(forward->kv().used_bytes, 0U);
+    EXPECT_EQ(forward->kv().reserved_bytes, 0U);
+  }
+}
+
+TEST(Preemption, TheYoungestGoesAndReturnsToItsPlace) {
+  const std::size_t block = make_forward()->bytes_for(32);
+  const auto forward = make_forward(7 * block, 0);
+  Server server(*forward);
+  for (int i = 0; i < 4; ++i) server.ask(text(30, i), 100);  // each ends with five blocks
+  std::vector<std::size_t> order;
+  std::vector<bool> seen(4, false);
+  while (!server.scheduler.idle()) {
+    server.scheduler.tick();
+    for (std::size_t i = 0; i < 4; ++i) {
+      if (server.answers[i]->ended && !seen[i]) {
+        seen[i] = true;
+        order.push_back(i);
+      }
+    }
+  }
+  EXPECT_EQ(order, (std::vector<std::size_t>{0, 1, 2, 3}));
+  EXPECT_GT(server.tally.preempted, 0U);
+}
+
+TEST(PrefixReuse, ACapOnTheCacheIsKept) {
+  const auto probe = make_forward();
+  const std::size_t block = probe->bytes_for(32);
+  const auto forward = make_forward(kBudget, 2 * block);
+  Server server(*forward);
+  server.ask(text(200, 1), 5);
+  server.run();
+  EXPECT_EQ(forward->kv().cached_bytes, 2 * block);
+  server.ask(text(200, 1), 5);
+  server.run();
+  EXPECT_EQ(server.answers[1]->usage.cached_tokens, 64) << "a text's beginning is kept longest";
+}
+
+}  // namespace
+}  // namespace galley::models
