@@ -39,8 +39,10 @@ class GgufCheckpoint final : public Checkpoint {
   [[nodiscard]] std::string format() const override {
     std::map<std::string, std::size_t> bytes;  // of the matrices, by type
     for (const GgufTensor& tensor : file_.tensors()) {
-      if (tensor.shape.size() != 2) continue;
-      bytes[tensor.type->name] += tensor.shape[0] * (tensor.shape[1] / tensor.type->block) * tensor.type->block_bytes;
+      if (tensor.shape.size() < 2) continue;
+      std::size_t blocks = tensor.shape.back() / tensor.type->block;
+      for (std::size_t i = 0; i + 1 < tensor.shape.size(); ++i) blocks *= tensor.shape[i];
+      bytes[tensor.type->name] += blocks * tensor.type->block_bytes;
     }
     std::vector<std::pair<std::string, std::size_t>> types(bytes.begin(), bytes.end());
     std::ranges::sort(types, std::ranges::greater{}, &std::pair<std::string, std::size_t>::second);
@@ -55,9 +57,12 @@ class GgufCheckpoint final : public Checkpoint {
     return make_gguf_matrix(*entry.tensor, name, entry.permuted ? config_.head_dim : 0);
   }
 
-  /// No architecture that is read here has experts.
-  [[nodiscard]] std::unique_ptr<ops::MatrixSource> stacked(const std::string& name, int, int, int) const override {
-    throw ModelError(path().string() + ": tensor \"" + name + "\": experts in GGUF files are not supported");
+  [[nodiscard]] std::unique_ptr<ops::MatrixSource> stacked(const std::string& name, int count, int rows,
+                                                           int cols) const override {
+    const std::array shape{static_cast<std::uint64_t>(count), static_cast<std::uint64_t>(rows),
+                           static_cast<std::uint64_t>(cols)};
+    (void)find(name, shape);
+    return make_gguf_matrix(flat_.at(name), name, 0);
   }
 
   [[nodiscard]] ops::VectorSource vector(const std::string& name, int size) const override {
@@ -91,6 +96,10 @@ class GgufCheckpoint final : public Checkpoint {
                          " layers");
       }
       entries_.emplace(known->second.canonical, Entry{&tensor, known->second.permuted});
+      if (tensor.shape.size() == 3) {
+        GgufTensor& flat = flat_.emplace(known->second.canonical, tensor).first->second;
+        flat.shape = {tensor.shape[0] * tensor.shape[1], tensor.shape[2]};
+      }
     }
   }
 
@@ -109,7 +118,8 @@ class GgufCheckpoint final : public Checkpoint {
   GgufFile file_;
   Config config_;
   text::Assets assets_;
-  std::map<std::string, Entry> entries_;  // by canonical name
+  std::map<std::string, Entry> entries_;    // by canonical name
+  std::map<std::string, GgufTensor> flat_;  // those of three dimensions as matrices, by canonical name
 };
 
 }  // namespace

@@ -107,11 +107,15 @@ RopeScaling rope_scaling(const GgufFile& file, const Keys& key, const Config& co
   return scaling_from_stretches(file, *stretches, config);
 }
 
+/// An integer that says a model is more than its architecture is here.
+void refuse_unless_zero(const GgufFile& file, const std::string& key) {
+  if (const int value = int_or(file, key, 0); value != 0) {
+    fail(file, "metadata \"" + key + "\" is " + std::to_string(value) + ", which is not supported");
+  }
+}
+
 /// Options of the architecture that change the numbers and that no decoder here has.
 void refuse_unsupported(const GgufFile& file, const Keys& key) {
-  if (const int value = int_or(file, key("expert_count"), 0); value != 0) {
-    fail(file, "metadata \"" + key("expert_count") + "\" is " + std::to_string(value) + ", which is not supported");
-  }
   for (const char* name : {"logit_scale", "embedding_scale", "residual_scale", "attention.scale", "attention.clamp_kqv",
                            "rope.scaling.attn_factor"}) {
     const double value = file.number(key(name)).value_or(0.0);
@@ -164,12 +168,20 @@ void read_common(const GgufFile& file, const Keys& key, Config& config) {
   check_config(file.path(), config);
 }
 
-/// Architectures of the llama kind: every layer sees everything.
+/// Architectures of the llama kind: every layer sees everything and has one MLP.
 void read_decoder(const GgufFile& file, const Keys& key, Config& config) {
-  const std::string window = key("attention.sliding_window");
-  if (const int value = int_or(file, window, 0); value != 0) {
-    fail(file, "metadata \"" + window + "\" is " + std::to_string(value) + ", which is not supported");
-  }
+  refuse_unless_zero(file, key("attention.sliding_window"));
+  refuse_unless_zero(file, key("expert_count"));
+  read_common(file, key, config);
+}
+
+/// Experts in every layer, weighted to a sum of 1.
+void read_qwen3_moe(const GgufFile& file, const Keys& key, Config& config) {
+  refuse_unless_zero(file, key("attention.sliding_window"));
+  config.experts.count = required_int(file, key("expert_count"));
+  config.experts.per_token = required_int(file, key("expert_used_count"));
+  config.experts.intermediate = required_int(file, key("expert_feed_forward_length"));
+  config.experts.normalized = true;
   read_common(file, key, config);
 }
 
@@ -184,6 +196,7 @@ void read_gemma3(const GgufFile& file, const Keys& key, Config& config) {
   config.sliding.window = required_int(file, key("attention.sliding_window"));
   config.sliding.pattern = int_or(file, key("attention.sliding_window_pattern"), 6);
   config.sliding.rope_base = static_cast<float>(file.number(key("rope.freq_base_swa")).value_or(10000.0));
+  refuse_unless_zero(file, key("expert_count"));
   read_common(file, key, config);
   // The 27B model, the one of 62 layers, divides by the square root of hidden / heads.
   config.query_scalar = static_cast<float>(config.layers == 62 ? config.hidden / config.heads : config.head_dim);
@@ -204,10 +217,9 @@ struct Architecture {
 
 // One line an architecture, sorted by name. What their tensors are called: gguf_names.cc.
 constexpr std::array architectures{
-    Architecture{"gemma3", "gemma3", read_gemma3},
-    Architecture{"llama", "llama", read_llama},
-    Architecture{"qwen2", "qwen2", read_decoder},
-    Architecture{"qwen3", "qwen3", read_decoder},
+    Architecture{"gemma3", "gemma3", read_gemma3},         Architecture{"llama", "llama", read_llama},
+    Architecture{"qwen2", "qwen2", read_decoder},          Architecture{"qwen3", "qwen3", read_decoder},
+    Architecture{"qwen3moe", "qwen3_moe", read_qwen3_moe},
 };
 
 // ---- the text side

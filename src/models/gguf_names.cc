@@ -35,6 +35,21 @@ constexpr Module qwen3[] = {
     {"ffn_down", "mlp.down_proj"},
 };
 
+constexpr Module qwen3_moe[] = {
+    {"attn_norm", "input_layernorm"},
+    {"attn_q", "self_attn.q_proj"},
+    {"attn_k", "self_attn.k_proj"},
+    {"attn_v", "self_attn.v_proj"},
+    {"attn_q_norm", "self_attn.q_norm"},
+    {"attn_k_norm", "self_attn.k_norm"},
+    {"attn_output", "self_attn.o_proj"},
+    {"ffn_norm", "post_attention_layernorm"},
+    {"ffn_gate_inp", "mlp.gate"},
+    {"ffn_gate_exps", "mlp.switch_mlp.gate_proj"},
+    {"ffn_up_exps", "mlp.switch_mlp.up_proj"},
+    {"ffn_down_exps", "mlp.switch_mlp.down_proj"},
+};
+
 constexpr Module gemma3[] = {
     {"attn_norm", "input_layernorm"},
     {"attn_q", "self_attn.q_proj"},
@@ -55,6 +70,7 @@ std::span<const Module> modules_of(const Config& config) {
   if (config.family == "gemma3") return gemma3;
   if (config.family == "qwen2") return qwen2;
   if (config.family == "qwen3") return qwen3;
+  if (config.family == "qwen3_moe") return qwen3_moe;
   return llama;
 }
 

@@ -11,7 +11,7 @@ namespace galley::models {
 namespace {
 
 bool has_experts(const Experts& experts, int layer) {
-  return std::ranges::find(experts.dense_layers, layer) == experts.dense_layers.end() &&
+  return experts.count > 0 && std::ranges::find(experts.dense_layers, layer) == experts.dense_layers.end() &&
          (layer + 1) % experts.step == 0;
 }
 

@@ -8,6 +8,7 @@
 
 #include "checkpoint_files.h"
 #include "models/checkpoint.h"
+#include "models/stacked_matrix.h"
 #include "ops/error.h"
 
 namespace galley::models {
@@ -97,6 +98,87 @@ TEST(FamilyConfig, Qwen3Moe) {
   EXPECT_MENTIONS(config_error(moe + R"(, "decoder_sparse_step": 0)"), "must be positive");
   EXPECT_MENTIONS(config_error(moe + R"(, "rope_scaling": {"type": "linear", "factor": 4})"), "with experts");
   EXPECT_MENTIONS(config_error(R"("model_type": "qwen3_moe", "rope_theta": 1e6)"), "\"num_experts\" is missing");
+}
+
+// ---- experts
+
+/// The numbers from `first` on.
+std::string counted(float first, int n) {
+  std::vector<float> values;
+  for (int i = 0; i < n; ++i) values.push_back(first + static_cast<float>(i));
+  return test::bytes_of(values);
+}
+
+class ExpertFolder {
+ public:
+  SafeTensorsWriter weights;
+  std::unique_ptr<Checkpoint> open(const std::string& more = {}) {
+    auto checkpoint = open_folder(folder_, R"("model_type": "llama")" + more);  // writes the files
+    folder_.write("model.safetensors", weights.bytes());
+    return open_checkpoint(folder_.path());
+  }
+
+ private:
+  TempFolder folder_;
+};
+
+TEST(FolderExperts, AStackIsOneMatrix) {
+  ExpertFolder folder;
+  folder.weights.tensor("w.weight", "F32", {3, 2, 4}, counted(0, 24));
+  const auto checkpoint = folder.open();
+  const auto matrix = checkpoint->stacked("w.weight", 3, 2, 4);
+  EXPECT_EQ(matrix->rows(), 6);
+  EXPECT_EQ(matrix->cols(), 4);
+  std::vector<float> row(4);
+  matrix->values(5, row);
+  EXPECT_EQ(row, (std::vector<float>{20, 21, 22, 23}));
+  EXPECT_MENTIONS(error_of([&] { (void)checkpoint->stacked("w.weight", 2, 3, 4); }),
+                  "\"w.weight\": expected shape [2, 3, 4], found [3, 2, 4]");
+  EXPECT_MENTIONS(error_of([&] { (void)checkpoint->matrix("w.weight", 6, 4); }), "expected shape [6, 4]");
+  EXPECT_MENTIONS(error_of([&] { (void)checkpoint->stacked("v.weight", 3, 2, 4); }), "no such tensor");
+}
+
+TEST(FolderExperts, AQuantizedStackIsOneMatrix) {
+  ExpertFolder folder;
+  // Codes of 8 bits, 32 a row: expert e, row r begins with 16 e + 4 r.
+  std::string codes;
+  for (int e = 0; e < 2; ++e) {
+    for (int r = 0; r < 3; ++r) {
+      for (int c = 0; c < 32; ++c) codes += static_cast<char>(16 * e + 4 * r + c);
+    }
+  }
+  folder.weights.tensor("w.weight", "U32", {2, 3, 8}, codes);
+  folder.weights.tensor("w.scales", "F32", {2, 3, 1}, counted(1, 6));
+  folder.weights.tensor("w.biases", "F32", {2, 3, 1}, counted(-6, 6));
+  const auto checkpoint = folder.open(R"(, "quantization": {"bits": 8, "group_size": 32})");
+  const auto matrix = checkpoint->stacked("w.weight", 2, 3, 32);
+  EXPECT_EQ(matrix->affine().bits, 8);
+  std::vector<float> row(32);
+  matrix->values(4, row);  // expert 1, row 1: scale 5, bias -2
+  EXPECT_EQ(row[0], 5.0F * 20 - 2);
+  EXPECT_EQ(row[31], 5.0F * 51 - 2);
+  EXPECT_MENTIONS(error_of([&] { (void)checkpoint->stacked("w.weight", 2, 4, 32); }), "expected shape [2, 4, 8]");
+}
+
+TEST(FolderExperts, OneByOneTheyAreTheSameMatrix) {
+  ExpertFolder folder;
+  folder.weights.tensor("a.weight", "F32", {2, 4}, counted(0, 8));
+  folder.weights.tensor("b.weight", "F32", {2, 4}, counted(8, 8));
+  folder.weights.tensor("c.weight", "BF16", {2, 4}, std::string(16, '\0'));
+  const auto checkpoint = folder.open();
+  const auto stack = [&](const char* second) {
+    std::vector<std::unique_ptr<ops::MatrixSource>> parts;
+    parts.push_back(checkpoint->matrix("a.weight", 2, 4));
+    parts.push_back(checkpoint->matrix(second, 2, 4));
+    return stack_matrices("file", std::move(parts));
+  };
+  const auto matrix = stack("b.weight");
+  EXPECT_EQ(matrix->rows(), 4);
+  std::vector<float> row(4);
+  matrix->values(2, row);
+  EXPECT_EQ(row, (std::vector<float>{8, 9, 10, 11}));
+  EXPECT_MENTIONS(error_of([&] { (void)stack("c.weight"); }),
+                  "\"c.weight\" is stored in another way than \"a.weight\"");
 }
 
 // ---- GGUF
@@ -228,10 +310,13 @@ TEST(FamilyGguf, RefusesWhatTheFamilyDoesNotHave) {
   file.integer("qwen2.attention.sliding_window", 4096);
   EXPECT_MENTIONS(gguf_error(file), "\"qwen2.attention.sliding_window\" is 4096");
   file = gguf_of("qwen3", 16);
+  file.integer("qwen3.expert_count", 8);
+  EXPECT_MENTIONS(gguf_error(file), "\"qwen3.expert_count\" is 8");
+  EXPECT_MENTIONS(gguf_error(gguf_of("qwen3moe", 16)), "\"qwen3moe.expert_count\" is missing");
+  file = gguf_of("qwen3", 16);
   file.string("qwen3.rope.scaling.type", "yarn");
   EXPECT_MENTIONS(gguf_error(file), "\"qwen3.rope.scaling.type\" is \"yarn\"");
-  EXPECT_MENTIONS(gguf_error(gguf_of("bert", 16)),
-                  "architecture \"bert\" is not supported; supported are ");
+  EXPECT_MENTIONS(gguf_error(gguf_of("bert", 16)), "architecture \"bert\" is not supported; supported are ");
 }
 
 }  // namespace

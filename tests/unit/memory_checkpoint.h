@@ -16,9 +16,12 @@ namespace galley::testing {
 /// Any matrix whose values, or codes with scale and bias per group, a test can compute.
 class MemoryMatrix final : public ops::MatrixSource {
  public:
-  static MemoryMatrix plain(std::string name, int rows, int cols, std::vector<float> values) {
+  /// `type`: what the values claim to be stored as.
+  static MemoryMatrix plain(std::string name, int rows, int cols, std::vector<float> values,
+                            ops::ElementType type = ops::ElementType::f32) {
     MemoryMatrix m(std::move(name), rows, cols);
     m.values_ = std::move(values);
+    m.type_ = type;
     return m;
   }
   static MemoryMatrix affine(std::string name, int rows, int cols, ops::AffineFormat format,
@@ -36,7 +39,7 @@ class MemoryMatrix final : public ops::MatrixSource {
   [[nodiscard]] int cols() const override { return cols_; }
   [[nodiscard]] bool quantized() const override { return !codes_.empty(); }
   [[nodiscard]] ops::AffineFormat affine() const override { return format_; }
-  [[nodiscard]] ops::ElementType type() const override { return ops::ElementType::f32; }
+  [[nodiscard]] ops::ElementType type() const override { return type_; }
   void codes(int row, std::span<std::uint8_t> out) const override {
     for (std::size_t i = 0; i < out.size(); ++i) out[i] = codes_[at(row, cols_) + i];
   }
@@ -64,6 +67,7 @@ class MemoryMatrix final : public ops::MatrixSource {
   ops::AffineFormat format_;
   std::vector<float> values_, scales_, biases_;
   std::vector<std::uint8_t> codes_;
+  ops::ElementType type_ = ops::ElementType::f32;
 };
 
 /// Random float32 weights, the same for every object with the same config.
@@ -90,6 +94,10 @@ class MemoryCheckpoint final : public models::Checkpoint {
   std::function<void(const std::string& tensor, std::vector<float>& values)> edit;
   /// Matrices are affine with random codes instead of plain (`edit` doesn't see them).
   std::optional<ops::AffineFormat> quantized;
+  /// Where set, decides in place of `quantized`, tensor by tensor.
+  std::function<std::optional<ops::AffineFormat>(const std::string& tensor)> format_of;
+  /// Of plain matrices and vectors; the stock backend rounds to it.
+  ops::ElementType type = ops::ElementType::f32;
 
   [[nodiscard]] const models::Config& config() const override { return config_; }
   [[nodiscard]] const text::Assets& assets() const override { return assets_; }
@@ -99,16 +107,17 @@ class MemoryCheckpoint final : public models::Checkpoint {
   [[nodiscard]] bool has(const std::string&) const override { return true; }
   [[nodiscard]] std::unique_ptr<ops::MatrixSource> matrix(const std::string& tensor, int rows,
                                                           int cols) const override {
-    if (quantized) return std::make_unique<MemoryMatrix>(affine(tensor, rows, cols, *quantized));
+    const auto format = format_of ? format_of(tensor) : quantized;
+    if (format) return std::make_unique<MemoryMatrix>(affine(tensor, rows, cols, *format));
     auto values = random(tensor, rows * cols, 0.0F, 1.5F / std::sqrt(static_cast<float>(cols)));
-    return std::make_unique<MemoryMatrix>(MemoryMatrix::plain(tensor, rows, cols, std::move(values)));
+    return std::make_unique<MemoryMatrix>(MemoryMatrix::plain(tensor, rows, cols, std::move(values), type));
   }
   [[nodiscard]] std::unique_ptr<ops::MatrixSource> stacked(const std::string& tensor, int count, int rows,
                                                            int cols) const override {
     return matrix(tensor, count * rows, cols);
   }
   [[nodiscard]] ops::VectorSource vector(const std::string& tensor, int size) const override {
-    return {tensor, random(tensor, size, 1.0F, 0.2F), ops::ElementType::f32};
+    return {tensor, random(tensor, size, 1.0F, 0.2F), type};
   }
   void release_pages() const override {}
 
