@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include "kv/contiguous.h"
+#include "kv/cache_kinds.h"
 #include "models/fused_forward.h"
 #include "models/stock_forward.h"
 #include "ops/error.h"
@@ -125,10 +125,14 @@ Runtime make_runtime(const Checkpoint& checkpoint, const RuntimeOptions& options
   }
   if (!options.switched_off.empty()) throw Error(400, "--fused-OP switches need --kernels fused");
   const auto model = load_stock_model(checkpoint, options.dense);
-  const std::size_t row = model->kv_bytes_per_token * (static_cast<std::size_t>(runtime.context) + kv::growth_tokens);
+  StockOptions stock;
+  const std::size_t row =
+      model->row_bytes(static_cast<std::size_t>(runtime.context), static_cast<std::size_t>(stock.prefill_step));
   const std::size_t budget = budget_of(options, row * static_cast<std::size_t>(options.batch));
-  runtime.serial = make_serial_stock_forward(model, {budget, 1});
-  if (options.batch > 1) runtime.batched = make_batched_stock_forward(model, {budget, options.batch});
+  stock.kv_budget = budget;
+  runtime.serial = make_serial_stock_forward(model, stock);
+  stock.max_rows = options.batch;
+  if (options.batch > 1) runtime.batched = make_batched_stock_forward(model, stock);
   runtime.max_row_tokens = runtime.serial->max_row_tokens();
   runtime.kernels = "stock";
   runtime.isa = "mlx";
@@ -145,9 +149,12 @@ std::vector<float> prompt_logits(const Checkpoint& checkpoint, const RuntimeOpti
   namespace mx = mlx::core;
   constexpr std::size_t kChunk = 64;
   const auto stock = load_stock_model(checkpoint, options.dense);
-  std::vector<kv::KvCache> caches(stock->model->attention_layers().size());
+  std::vector<std::unique_ptr<kv::RowCache>> caches;
   std::vector<ops::LayerKv*> layers;
-  for (kv::KvCache& cache : caches) layers.push_back(&cache);
+  for (const ops::AttentionSpec& layer : stock->model->attention_layers()) {
+    caches.push_back(kv::make_row_cache(layer));
+    layers.push_back(caches.back().get());
+  }
   std::vector<float> all;
   for (std::size_t at = 0; at < tokens.size(); at += kChunk) {
     const auto n = std::min(kChunk, tokens.size() - at);
