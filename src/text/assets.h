@@ -8,7 +8,7 @@ namespace galley::text {
 
 /// A vocabulary from GGUF metadata (tokenizer.ggml.*); turned into a tokenizer.json by the text crate.
 struct GgufVocabulary {
-  std::string model;  ///< "gpt2" or "llama"
+  std::string model;  ///< "gpt2", "llama" or "gemma4"
   std::string pre;    ///< pre-tokenizer's name; an unknown one is an error
   std::vector<std::string> tokens;
   std::vector<std::int32_t> types;  ///< 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte

@@ -50,7 +50,9 @@ def read(path: pathlib.Path, folder: pathlib.Path) -> tuple[list[tuple[str, ...]
     out = folder / "values.bin"
     done = subprocess.run([VALUES, path, out], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    return [tuple(line.split()) for line in done.stdout.splitlines()], np.fromfile(out, np.float32)
+    values = np.fromfile(out, np.float32)
+    out.unlink()  # a gigabyte for a small model
+    return [tuple(line.split()) for line in done.stdout.splitlines()], values
 
 
 def compare(tensors: list[gguf.ReaderTensor], lines: list[tuple[str, ...]], values: np.ndarray) -> int:

@@ -34,10 +34,11 @@ impl Vocabulary<'_> {
         }
         let file = match self.model {
             "gpt2" => self.byte_level()?,
-            "llama" => self.sentence_piece()?,
+            "llama" => self.sentence_piece(self.merges_from_scores()?)?,
+            "gemma4" => self.sentence_piece(self.explicit_merges()?)?,
             other => {
                 return Err(format!(
-                    "tokenizer.ggml.model \"{other}\" is not supported (supported: \"gpt2\", \"llama\")"
+                    "tokenizer.ggml.model \"{other}\" is not supported (supported: \"gpt2\", \"llama\", \"gemma4\")"
                 ))
             }
         };
@@ -73,20 +74,7 @@ impl Vocabulary<'_> {
     /// Byte-level BPE with explicit merges.
     fn byte_level(&self) -> Result<Value, String> {
         let scheme = pre_tokenizer(self.pre)?;
-        if self.merges.is_empty() {
-            return Err("tokenizer.ggml.merges is missing or empty".into());
-        }
-        let merges = self
-            .merges
-            .iter()
-            .map(|merge| {
-                // A piece may itself begin with a space.
-                let first = merge.chars().next().map_or(0, char::len_utf8);
-                let at = merge[first..].find(' ').map(|at| at + first);
-                at.map(|at| json!([merge[..at], merge[at + 1..]]))
-                    .ok_or_else(|| format!("tokenizer.ggml.merges: \"{merge}\" is not a pair"))
-            })
-            .collect::<Result<Vec<_>, String>>()?;
+        let merges = self.explicit_merges()?;
         let mut steps: Vec<Value> = scheme
             .patterns
             .iter()
@@ -111,15 +99,25 @@ impl Vocabulary<'_> {
         }))
     }
 
-    /// SentencePiece BPE: the merges follow from the scores.
-    fn sentence_piece(&self) -> Result<Value, String> {
-        if self.scores.len() != self.tokens.len() {
-            return Err(format!(
-                "tokenizer.ggml.scores has {} entries, tokenizer.ggml.tokens {}",
-                self.scores.len(),
-                self.tokens.len()
-            ));
+    fn explicit_merges(&self) -> Result<Value, String> {
+        if self.merges.is_empty() {
+            return Err("tokenizer.ggml.merges is missing or empty".into());
         }
+        self.merges
+            .iter()
+            .map(|merge| {
+                // A piece may itself begin with a space.
+                let first = merge.chars().next().map_or(0, char::len_utf8);
+                let at = merge[first..].find(' ').map(|at| at + first);
+                at.map(|at| json!([merge[..at], merge[at + 1..]]))
+                    .ok_or_else(|| format!("tokenizer.ggml.merges: \"{merge}\" is not a pair"))
+            })
+            .collect()
+    }
+
+    /// SentencePiece BPE over the whole text, with spaces made visible. The merges follow from the scores ("llama") or
+    /// are spelled out ("gemma4").
+    fn sentence_piece(&self, merges: Value) -> Result<Value, String> {
         let space = json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"});
         let normalizer = match self.add_space_prefix {
             true => {
@@ -149,7 +147,7 @@ impl Vocabulary<'_> {
             ("byte_fallback", json!(true)),
             ("ignore_merges", json!(false)),
             ("vocab", self.vocab()),
-            ("merges", self.merges_from_scores()),
+            ("merges", merges),
         ] {
             model.insert(key.into(), value);
         }
@@ -165,7 +163,14 @@ impl Vocabulary<'_> {
     }
 
     /// Every way to put a piece together from two others, best score first.
-    fn merges_from_scores(&self) -> Value {
+    fn merges_from_scores(&self) -> Result<Value, String> {
+        if self.scores.len() != self.tokens.len() {
+            return Err(format!(
+                "tokenizer.ggml.scores has {} entries, tokenizer.ggml.tokens {}",
+                self.scores.len(),
+                self.tokens.len()
+            ));
+        }
         let ids: HashMap<&str, usize> = self
             .tokens
             .iter()
@@ -182,10 +187,10 @@ impl Vocabulary<'_> {
             }
         }
         merges.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2, a.3).cmp(&(b.1, b.2, b.3))));
-        merges
+        Ok(merges
             .into_iter()
             .map(|(_, _, left, right)| json!([self.tokens[left], self.tokens[right]]))
-            .collect()
+            .collect())
     }
 }
 
@@ -208,6 +213,31 @@ const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const DEEPSEEK3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
+const GPT2_SHORT: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
+const MINICPM5: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const BAILING: &str =
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
+const EXAONE_MOE: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+";
+const TURKISH: &str = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Letters with case, as deepseek-llm's tokenizer.json lists them.
+const LATIN_GREEK_CYRILLIC: &str = concat!(
+    r"\s?[",
+    "A-Za-z\u{00B5}\u{00C0}-\u{00D6}\u{00D8}-\u{00F6}\u{00F8}-\u{01BA}\u{01BC}-\u{01BF}\u{01C4}-\u{0293}",
+    "\u{0295}-\u{02AF}\u{0370}-\u{0373}\u{0376}\u{0377}\u{037B}-\u{037D}\u{037F}\u{0386}\u{0388}-\u{038A}",
+    "\u{038C}\u{038E}-\u{03A1}\u{03A3}-\u{03F5}\u{03F7}-\u{0481}\u{048A}-\u{052F}\u{0531}-\u{0556}",
+    "\u{10A0}-\u{10C5}\u{13A0}-\u{13F5}\u{13F8}-\u{13FD}\u{1C90}-\u{1CBA}\u{1CBD}-\u{1CBF}\u{1D00}-",
+    "\u{1D2B}\u{1D6B}-\u{1D77}\u{1D79}-\u{1D9A}\u{1E00}-\u{1F15}\u{1F18}-\u{1F1D}\u{1F20}-\u{1F45}",
+    "\u{1F48}-\u{1F4D}\u{1F50}-\u{1F57}\u{1F59}\u{1F5B}\u{1F5D}\u{1F5F}-\u{1F7D}\u{1F80}-\u{1FB4}\u{1FB6}",
+    "-\u{1FBC}\u{1FBE}\u{1FC2}-\u{1FC4}\u{1FC6}-\u{1FCC}\u{1FD0}-\u{1FD3}\u{1FD6}-\u{1FDB}\u{1FE0}-",
+    "\u{1FEC}\u{1FF2}-\u{1FF4}\u{1FF6}-\u{1FFC}\u{2102}\u{2107}\u{210A}-\u{2113}\u{2115}\u{2119}-\u{211D}",
+    "\u{2124}\u{2126}\u{2128}\u{212A}-\u{212D}\u{212F}-\u{2134}\u{2139}\u{213C}-\u{213F}\u{2145}-\u{2149}",
+    "\u{214E}\u{2183}\u{2184}\u{2C00}-\u{2C7B}\u{2C7E}-\u{2CE4}\u{2CEB}-\u{2CEE}\u{2CF2}\u{2CF3}\u{A640}-",
+    "\u{A66D}\u{A680}-\u{A69B}\u{A722}-\u{A76F}\u{A771}-\u{A787}\u{A78B}-\u{A78E}\u{AB70}-\u{ABBF}",
+    "\u{FB00}-\u{FB06}\u{FB13}-\u{FB17}\u{FF21}-\u{FF3A}\u{FF41}-\u{FF5A}\u{10400}-\u{1044F}\u{104B0}-",
+    "\u{104D3}\u{104D8}-\u{104FB}\u{10C80}-\u{10CB2}\u{10CC0}-\u{10CF2}\u{118A0}-\u{118DF}\u{1E900}-",
+    "\u{1E943}",
+    "]+"
+);
 const SEED_CODER: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// The pre-tokenizer behind a name in tokenizer.ggml.pre. A guess would give plausible but wrong ids, hence the error.
@@ -229,6 +259,37 @@ fn pre_tokenizer(name: &str) -> Result<Scheme, String> {
             }
         }
         "dbrx" | "smaug-bpe" | "glm4" | "chatglm-bpe" => plain(&[LLAMA3]),
+        "glm5" => Scheme {
+            ignore_merges: true,
+            ..plain(&[LLAMA3])
+        },
+        "minicpm5" => Scheme {
+            ignore_merges: true,
+            ..plain(&[r"\p{N}{1,3}", MINICPM5])
+        },
+        // What the converter writes when it does not know better.
+        "default" => plain(&[r"[\p{P}\$\+<=>\^~\|]+", GPT2_SHORT, r"\p{N}+", "[0-9][0-9][0-9]"]),
+        "falcon" => plain(&[r"[\p{P}\$\+<=>\^~\|`]+", GPT2_SHORT, "[0-9][0-9][0-9]"]),
+        "deepseek-coder" => plain(&[
+            r"[\r\n]",
+            r"\s?\p{L}+",
+            r"\s?\p{P}+",
+            "[\u{4E00}-\u{9FA5}\u{0800}-\u{4E00}\u{AC00}-\u{D7FF}]+",
+            DIGIT,
+        ]),
+        "deepseek-llm" => plain(&[
+            r"[\r\n]",
+            LATIN_GREEK_CYRILLIC,
+            "\\s?[!-/:-~\u{FF01}-\u{FF0F}\u{FF1A}-\u{FF5E}\u{2018}-\u{201F}\u{3000}-\u{3002}]+",
+            r"\s+$",
+            "[\u{4E00}-\u{9FA5}\u{0800}-\u{4E00}\u{AC00}-\u{D7FF}]+",
+            r"\p{N}+",
+        ]),
+        "bailingmoe" | "bailingmoe2" | "llada-moe" => plain(&[BAILING]),
+        "exaone-moe" => plain(&[EXAONE_MOE]),
+        "ufakzeka" => plain(&[TURKISH]),
+        "laguna" => plain(&[r"[^\n]+|[\n]+", QWEN2]),
+        "megrez" => plain(&[QWEN2]),
         "qwen2" | "deepseek-r1-qwen" | "kormo" => Scheme {
             nfc: true,
             ..plain(&[QWEN2])
@@ -242,8 +303,8 @@ fn pre_tokenizer(name: &str) -> Result<Scheme, String> {
             ignore_merges: true,
             ..plain(&[TEKKEN])
         },
-        "gpt-4o" | "llama4" | "minimax-m2" => plain(&[GPT4O]),
-        "deepseek-v3" | "hunyuan-dense" | "joyai-llm" => plain(&[
+        "gpt-4o" | "llama4" | "minimax-m2" | "kanana2" | "talkie" => plain(&[GPT4O]),
+        "deepseek-v3" | "hunyuan-dense" | "joyai-llm" | "hy_v4" => plain(&[
             r"\p{N}{1,3}",
             "[\u{4E00}-\u{9FA5}\u{3040}-\u{309F}\u{30A0}-\u{30FF}]+",
             DEEPSEEK3,
@@ -284,6 +345,16 @@ mod tests {
             "gpt-4o",
             "deepseek-v3",
             "seed-coder",
+            "glm5",
+            "minicpm5",
+            "default",
+            "falcon",
+            "deepseek-coder",
+            "deepseek-llm",
+            "bailingmoe",
+            "exaone-moe",
+            "ufakzeka",
+            "laguna",
         ] {
             let vocabulary = Vocabulary {
                 model: "gpt2",
@@ -370,5 +441,40 @@ mod tests {
             .collect();
         assert_eq!(pieces, ["a", "", "é", " a", ""]);
         assert_eq!(stream.flush().unwrap(), "\u{FFFD}");
+    }
+
+    #[test]
+    fn gemma_4_spells_its_merges_out() {
+        let tokens = strings(&[
+            "<unk>",
+            "<bos>",
+            "\u{2581}",
+            "a",
+            "b",
+            "\n",
+            "\n\n",
+            "\u{2581}a",
+            "ab",
+            "<0xC3>",
+            "<0xA9>",
+        ]);
+        let types = [2, 3, 1, 1, 1, 1, 1, 1, 1, 6, 6];
+        let merges = strings(&["\u{2581} a", "a b", "\n \n"]);
+        let vocabulary = |merges| Vocabulary {
+            model: "gemma4",
+            pre: "gemma4",
+            tokens: &tokens,
+            types: &types,
+            scores: &[],
+            merges,
+            add_space_prefix: false,
+        };
+        let tokenizer = Tokenizer::from_json(&vocabulary(&merges).tokenizer_json().unwrap()).unwrap();
+        // "\u{2581} a" comes before "a b".
+        assert_eq!(tokenizer.encode("ab a\n\nab", false).unwrap(), [8, 7, 6, 8]);
+        assert_eq!(tokenizer.encode(" ab", false).unwrap(), [7, 4]);
+        assert_eq!(tokenizer.encode("<bos>\u{e9}", true).unwrap(), [1, 9, 10]);
+        assert_eq!(tokenizer.decode(&[7, 8, 6]).unwrap(), " aab\n\n");
+        assert!(vocabulary(&[]).tokenizer_json().unwrap_err().contains("merges"));
     }
 }
