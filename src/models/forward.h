@@ -105,9 +105,12 @@ class Forward {
   virtual void launch(const StepPlan& plan) = 0;
   /// Steps launched and not yet collected.
   [[nodiscard]] virtual int in_flight() const = 0;
-  /// Waits for the oldest step in flight. A fault of one row is in its Emission; anything thrown here means that the
-  /// whole engine is lost. Rows that left since the launch are omitted.
+  /// Waits for the oldest step in flight. A fault of one row is in its Emission; what is thrown here or by launch() can
+  /// not be laid at one row's door. Rows that left since the launch are omitted.
   virtual std::vector<Emission> collect() = 0;
+  /// After launch() or collect() threw: forgets all rows and steps, none of which is to be named again, and is as good
+  /// as new. False: that can't be done, and the engine is lost.
+  virtual bool recover() { return false; }
 };
 
 }  // namespace galley::models

@@ -108,6 +108,13 @@ void StockForward::leave(RowId row) {
   if (rows_.erase(row) > 0) on_leave(row);
 }
 
+bool StockForward::recover() {
+  rows_.clear();
+  steps_.clear();
+  on_recover();
+  return true;
+}
+
 void StockForward::launch(const StepPlan& plan) {
   Step step;
   step.order = plan.decode;

@@ -73,6 +73,7 @@ class StockForward : public Forward {
   void launch(const StepPlan& plan) override;
   [[nodiscard]] int in_flight() const override { return static_cast<int>(steps_.size()); }
   std::vector<Emission> collect() override;
+  bool recover() override;
 
   /// For the parity suite. Set before the first launch.
   void set_probe(LogprobProbe probe) { probe_ = std::move(probe); }
@@ -85,6 +86,8 @@ class StockForward : public Forward {
   virtual std::vector<SampledRows> run(const StepPlan& plan) = 0;
   /// The row is gone from rows().
   virtual void on_leave(RowId row) = 0;
+  /// All rows are gone, and a step of theirs has failed.
+  virtual void on_recover() = 0;
   [[nodiscard]] virtual std::size_t used_bytes() const = 0;
   /// Bytes reserved by rows that come to hold so many tokens each.
   [[nodiscard]] virtual std::size_t projected_bytes(const std::vector<std::size_t>& tokens) const = 0;

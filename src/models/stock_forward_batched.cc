@@ -119,6 +119,12 @@ class BatchedStockForward final : public StockForward {
     if (std::ranges::all_of(generating_.rows, gone)) generating_ = {};
   }
 
+  void on_recover() override {
+    prompts_ = {};
+    generating_ = {};
+    departed_ = false;
+  }
+
   [[nodiscard]] std::size_t used_bytes() const override { return prompts_.nbytes() + generating_.nbytes(); }
 
   [[nodiscard]] std::size_t projected_bytes(const std::vector<std::size_t>& tokens) const override {

@@ -40,6 +40,7 @@ class SerialStockForward final : public StockForward {
   }
 
   void on_leave(RowId id) override { states_.erase(id); }
+  void on_recover() override { states_.clear(); }
 
   [[nodiscard]] std::size_t used_bytes() const override {
     std::size_t bytes = 0;

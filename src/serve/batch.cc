@@ -130,6 +130,25 @@ void Batch::leave(std::unique_ptr<Row> row) {
   if (launched_ > collected_) departed_.push_back({launched_, std::move(row)});
 }
 
+std::vector<std::unique_ptr<Row>> Batch::take_all() {
+  std::vector<std::unique_ptr<Row>> all;
+  for (auto* rows : {&prompts_, &generating_}) {
+    for (auto& row : *rows) {
+      row->preempt();
+      all.push_back(std::move(row));
+    }
+    rows->clear();
+  }
+  departed_.clear();
+  collected_ = launched_;
+  return all;
+}
+
+bool Batch::any_arrived_by(std::uint64_t arrival) const {
+  const auto by_then = [arrival](const auto& row) { return row->arrival <= arrival; };
+  return std::ranges::any_of(prompts_, by_then) || std::ranges::any_of(generating_, by_then);
+}
+
 void Batch::abandon(const Error& error) {
   for (auto* rows : {&prompts_, &generating_}) {
     for (auto& row : *rows) {

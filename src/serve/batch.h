@@ -42,6 +42,11 @@ class Batch {
   /// Collects until at most `in_flight` steps are; finished rows leave.
   void collect(int in_flight);
 
+  /// All rows, for the forward has forgotten them. They can join again.
+  std::vector<std::unique_ptr<Row>> take_all();
+  /// Whether a row that arrived by then is here.
+  [[nodiscard]] bool any_arrived_by(std::uint64_t arrival) const;
+
   /// Ends all rows without touching the forward, which is lost.
   void abandon(const Error& error);
   /// Ends all rows; each leaves the forward, and the steps in flight are collected.

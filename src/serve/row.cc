@@ -29,6 +29,7 @@ void Row::preempt() {
   state_ = State::queued;
   id_ = -1;
   fed_ = 0;
+  sampling_ = 0;
 }
 
 void Row::skip(std::size_t tokens) {
@@ -52,7 +53,15 @@ models::PromptPart Row::feed(std::size_t tokens, bool emits) {
   return part;
 }
 
-void Row::take(models::Emission emission) {
+void Row::take(models::Emission emission) noexcept {
+  try {
+    take_emission(std::move(emission));
+  } catch (const std::exception& exception) {  // of the row's own decoder or stop matcher
+    fail(Error(500, std::string("generation failed for this request: ") + exception.what(), "row_fault"));
+  }
+}
+
+void Row::take_emission(models::Emission emission) {
   if (finished()) return;
   --sampling_;
   if (emission.fault) {

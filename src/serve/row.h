@@ -59,8 +59,9 @@ class Row {
   [[nodiscard]] models::RowSpec spec();
   /// The row has joined a Forward under this id and begins to prefill.
   void joined(models::RowId id);
-  /// The row has left its Forward to join one again later, where it goes on as if nothing had happened: what it has
-  /// said is fed again after the prompt, never sampled again; sampler, decoder and stop matcher stay as they are.
+  /// The row has left its Forward, or that has forgotten it, to join one again later, where it goes on as if nothing
+  /// had happened: what it has said is fed again after the prompt, never sampled again; sampler, decoder and stop
+  /// matcher stay as they are.
   void preempt();
   /// Its place among all rows of a Scheduler.
   std::uint64_t arrival = 0;
@@ -79,8 +80,9 @@ class Row {
     return !finished() && usage_.completion_tokens + sampling_ < request_.max_tokens;
   }
 
-  /// Takes what a step yielded: text, stop strings, end of generation, length, a fault of the row. May finish it.
-  void take(models::Emission emission);
+  /// Takes what a step yielded: text, stop strings, end of generation, length, a fault of the row. May finish it. What
+  /// goes wrong here ends this row and no other.
+  void take(models::Emission emission) noexcept;
 
   /// Ends the row with an event; nothing happens when it has ended already.
   void cancel();
@@ -94,6 +96,7 @@ class Row {
     TokenInfo info;
     std::size_t begin = 0, end = 0;  ///< its bytes in the decoded text
   };
+  void take_emission(models::Emission emission);
   void take_token(sample::Choice choice);
   bool is_end(std::int32_t token) const;
   void hold(sample::Choice choice, std::size_t text_bytes);

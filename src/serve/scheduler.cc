@@ -15,11 +15,33 @@ Scheduler::Scheduler(models::Forward& forward, const SchedulerOptions& options, 
 
 void Scheduler::tick() {
   drop_cancelled();
-  if (forward_->traits().split_forwards) {
-    tick_split();
-  } else {
-    tick_ragged();
+  try {
+    if (forward_->traits().split_forwards) {
+      tick_split();
+    } else {
+      tick_ragged();
+    }
+  } catch (const std::exception& exception) {
+    if (!forward_->recover()) throw;
+    rerun_alone(exception);
   }
+}
+
+void Scheduler::rerun_alone(const std::exception& exception) {
+  std::vector<std::unique_ptr<Row>> rows = batch_.take_all();
+  if (rows.size() == 1 && rows.front()->arrival <= alone_until_) {
+    rows.front()->fail(Error(500, std::string("generation failed for this request: ") + exception.what(), "row_fault"));
+    return;
+  }
+  for (std::unique_ptr<Row>& row : rows) {
+    alone_until_ = std::max(alone_until_, row->arrival);
+    requeue(std::move(row));
+  }
+}
+
+void Scheduler::requeue(std::unique_ptr<Row> row) {
+  const auto place = std::ranges::find_if(queue_, [&](const auto& other) { return other->arrival > row->arrival; });
+  queue_.insert(place, std::move(row));
 }
 
 void Scheduler::enqueue(std::unique_ptr<Row> row) {
@@ -42,9 +64,7 @@ models::StepPlan Scheduler::plan_decode() {
     models::StepPlan plan;
     batch_.add_decode(plan, /*all=*/false);
     if (forward_->fits(plan)) return plan;
-    std::unique_ptr<Row> row = batch_.preempt_youngest();
-    const auto place = std::ranges::find_if(queue_, [&](const auto& other) { return other->arrival > row->arrival; });
-    queue_.insert(place, std::move(row));
+    requeue(batch_.preempt_youngest());
   }
 }
 
@@ -78,6 +98,7 @@ void Scheduler::admit(int limit) {
     // The head waits for memory, and everyone behind it: first come, first served. When nothing else holds any, waiting
     // is no use: join() then says why it can't be.
     const bool alone = batch_.rows() == 0 && forward_->in_flight() == 0;
+    if (!alone && (queue_.front()->arrival <= alone_until_ || batch_.any_arrived_by(alone_until_))) return;
     if (!alone && !forward_->can_join(queue_.front()->spec())) return;
     std::unique_ptr<Row> row = std::move(queue_.front());
     queue_.pop_front();

@@ -15,6 +15,7 @@
 #pragma once
 #include <cstddef>
 #include <deque>
+#include <exception>
 #include <memory>
 
 #include "models/forward.h"
@@ -32,7 +33,9 @@ struct SchedulerOptions {
   int max_rows = 0;
 };
 
-/// One thread at a time. Throws what Forward::launch and collect throw; the forward is lost then.
+/// When a step throws and the forward recovers, its rows run again, one by one: each goes on where it was, and the one
+/// that fails again, alone, has failed. One thread at a time. Throws what Forward::launch and collect throw when the
+/// forward doesn't recover; it is lost then.
 class Scheduler {
  public:
   /// `forward` and `tally` (may be null) outlive the scheduler.
@@ -58,6 +61,8 @@ class Scheduler {
  private:
   void drop_cancelled();
   void admit(int limit);
+  void requeue(std::unique_ptr<Row> row);
+  void rerun_alone(const std::exception& exception);
   [[nodiscard]] models::StepPlan plan_decode();
   void tick_ragged();
   void tick_split();
@@ -67,6 +72,7 @@ class Scheduler {
   std::deque<std::unique_ptr<Row>> queue_;  ///< by arrival, preempted rows too
   Batch batch_;
   std::uint64_t arrivals_ = 0;
+  std::uint64_t alone_until_ = 0;  ///< rows that arrived by then run alone: a step that failed was theirs
   std::uint64_t admitted_ = 0;
   int peak_ = 0;
 };

@@ -20,6 +20,16 @@ void SerialLane::start(std::unique_ptr<Row> row) {
 
 void SerialLane::step() {
   if (!busy()) return;
+  try {
+    advance();
+  } catch (const std::exception& exception) {
+    if (!forward_->recover()) throw;
+    row_->fail(Error(500, std::string("generation failed for this request: ") + exception.what(), "row_fault"));
+    row_.reset();
+  }
+}
+
+void SerialLane::advance() {
   if (row_->cancel_requested()) row_->cancel();
   if (!row_->finished()) {
     if (row_->state() == Row::State::prefilling) {

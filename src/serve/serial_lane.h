@@ -20,13 +20,14 @@ class SerialLane {
 
   /// Takes a row; not while busy. A forward that can't take it ends the row.
   void start(std::unique_ptr<Row> row);
-  /// One step; not busy any more when the row has ended. Throws what the forward throws.
+  /// One step; not busy any more when the row has ended. Throws what a forward throws that doesn't recover.
   void step();
 
   void abandon(const Error& error);  ///< see Batch
   void stop(const Error& error);
 
  private:
+  void advance();
   void launch(const models::StepPlan& plan);
   void prefill();
   void collect(int in_flight);

@@ -44,8 +44,8 @@ Script echo() {
 }
 
 Script babble(int mean_length) {
-  return [mean_length](std::span<const std::int32_t> history, int prompt, std::span<float> logits) {
-    std::uint64_t hash = static_cast<std::uint64_t>(prompt);
+  return [mean_length](std::span<const std::int32_t> history, int, std::span<float> logits) {
+    std::uint64_t hash = 0;
     for (const std::int32_t token : history) hash = mix(hash ^ static_cast<std::uint64_t>(token));
     std::ranges::fill(logits, kNever);
     const std::string_view letters = "abcdefghijklmnopqrstuvwxyz ";
@@ -190,6 +190,14 @@ void ScriptedForward::launch(const models::StepPlan& plan) {
   }
   if (options_.step_time.count() > 0) std::this_thread::sleep_for(options_.step_time);
   steps_.push_back(std::move(step));
+}
+
+bool ScriptedForward::recover() {
+  if (!options_.recovers) return false;
+  rows_.clear();
+  steps_.clear();
+  reserved_ = 0;
+  return true;
 }
 
 std::vector<models::Emission> ScriptedForward::collect() {

@@ -68,7 +68,8 @@ struct ScriptedOptions {
   std::chrono::microseconds step_time{0};
   /// A message when the row with this history (prompt included) fails in this step.
   std::function<std::optional<std::string>(std::span<const std::int32_t> history, int prompt_tokens)> fault = {};
-  /// Called at every launch, before it does anything; may wait (StepGate) or throw (engine death).
+  bool recovers = false;  ///< from what on_launch throws
+  /// Called at every launch, before it does anything; may wait (StepGate) or throw (engine death unless `recovers`).
   std::function<void(const models::StepPlan& plan, int launch)> on_launch = {};
 };
 
@@ -88,6 +89,7 @@ class ScriptedForward final : public models::Forward {
   void launch(const models::StepPlan& plan) override;
   [[nodiscard]] int in_flight() const override { return static_cast<int>(steps_.size()); }
   std::vector<models::Emission> collect() override;
+  bool recover() override;
 
   // What tests look at, once the engine is quiet.
   [[nodiscard]] int launches() const { return launches_; }

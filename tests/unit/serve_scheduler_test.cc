@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <limits>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 
 #include "serve/prefill_plan.h"
@@ -39,7 +41,10 @@ struct Client {
 class Bench {
  public:
   Bench(ScriptedOptions options, SchedulerOptions scheduling) {
-    options.on_launch = [this](const models::StepPlan& plan, int) { plans.push_back(plan); };
+    options.on_launch = [this, hook = options.on_launch](const models::StepPlan& plan, int launch) {
+      plans.push_back(plan);
+      if (hook) hook(plan, launch);
+    };
     forward = std::make_unique<ScriptedForward>(options);
     scheduler = std::make_unique<Scheduler>(*forward, scheduling, &tally);
   }
@@ -364,6 +369,68 @@ TEST(Scheduler, OneRowsFaultIsItsOwn) {
     EXPECT_EQ(bench.forward->rows(), 0);
   }
 }
+
+class Recovery : public testing::TestWithParam<bool> {  // split forwards?
+ protected:
+  static constexpr std::int32_t kPoison = '#';  // the script never says it
+  using Hook = std::function<void(const models::StepPlan&, int)>;
+  std::vector<std::shared_ptr<Client>> run(Hook hook) {
+    ScriptedOptions options;
+    options.traits = traits(GetParam(), GetParam());
+    options.script = test::babble();
+    options.recovers = true;
+    options.on_launch = std::move(hook);
+    bench_ = std::make_unique<Bench>(options, SchedulerOptions{4, 4, 4, 0});
+    std::vector<std::shared_ptr<Client>> clients;
+    for (int i = 0; i < 5; ++i) {
+      auto prompt = prompt_of(3 + 3 * i, i);
+      if (i == 2) prompt.back() = kPoison;
+      clients.push_back(bench_->add(std::move(prompt), 12 + i, {}, /*ignore_eos=*/true));
+    }
+    bench_->run();
+    EXPECT_TRUE(bench_->scheduler->idle());
+    EXPECT_EQ(bench_->tally.live, 0);
+    return clients;
+  }
+  std::unique_ptr<Bench> bench_;
+};
+
+TEST_P(Recovery, AStepThatFailsOnceCostsNobodyAnything) {
+  const auto expected = run({});
+  for (const int failing : {0, 3, 9}) {
+    int tried = 0;  // a launch that throws is not counted as one
+    const auto clients = run([&tried, failing](const models::StepPlan&, int) {
+      if (tried++ == failing) throw std::runtime_error("out of memory");
+    });
+    for (std::size_t i = 0; i < clients.size(); ++i) {
+      EXPECT_EQ(clients[i]->sink->finish(), FinishReason::length) << i;
+      EXPECT_EQ(clients[i]->sink->text(), expected[i]->sink->text()) << i;
+      EXPECT_EQ(clients[i]->sink->usage().prompt_tokens, static_cast<int>(3 + 3 * i));
+    }
+  }
+}
+
+TEST_P(Recovery, OnlyTheRowThatFailsAgainAloneHasFailed) {
+  const auto expected = run({});
+  const auto poisoned = [](const models::StepPlan& plan, int) {
+    for (const auto& part : plan.prompt) {
+      if (part.tokens.back() == kPoison) throw std::runtime_error("bad token");
+    }
+  };
+  const auto clients = run(poisoned);
+  for (std::size_t i = 0; i < clients.size(); ++i) {
+    if (i == 2) {
+      ASSERT_TRUE(clients[i]->sink->error());
+      EXPECT_EQ(clients[i]->sink->error()->code(), "row_fault");
+      EXPECT_NE(std::string(clients[i]->sink->error()->what()).find("bad token"), std::string::npos);
+    } else {
+      EXPECT_EQ(clients[i]->sink->text(), expected[i]->sink->text()) << i;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryPolicy, Recovery, testing::Bool(),
+                         [](const auto& p) { return p.param ? "split" : "ragged"; });
 
 }  // namespace
 }  // namespace galley::serve
