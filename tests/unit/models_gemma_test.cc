@@ -38,7 +38,9 @@ std::unique_ptr<FusedForward> forward(int threads) {
 }
 
 TEST(Gemma3Model, SaysWhatItIs) {
-  if (!std::filesystem::exists(kModel)) GTEST_SKIP() << "the optional model is not there";
+  if (!std::filesystem::exists(kModel))
+    GTEST_SKIP()
+        << "the optional model is not there; fetch it with scripts/model-gemma.sh (the families have tiny models)";
   const auto checkpoint = open_checkpoint(kModel);
   const Config& config = checkpoint->config();
   EXPECT_EQ(config.family, "gemma3");
@@ -57,7 +59,9 @@ TEST(Gemma3Model, SaysWhatItIs) {
 }
 
 TEST(Gemma3Model, RowsAreTheSameAloneAndTogetherAcrossTheWindow) {
-  if (!std::filesystem::exists(kModel)) GTEST_SKIP() << "the optional model is not there";
+  if (!std::filesystem::exists(kModel))
+    GTEST_SKIP()
+        << "the optional model is not there; fetch it with scripts/model-gemma.sh (the families have tiny models)";
   const std::vector<Script> all{
       {prompt_of(1050, 1), greedy_with_logprobs(), 12, 0},
       {prompt_of(503, 2), seeded(7), 20, 0},  // its window begins to slide while it decodes
