@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "app/memory_speed.h"
 #include "app/model_files.h"
 #include "app/options.h"
 
@@ -123,6 +124,13 @@ int bench(BenchOptions options) {
   // Prefill at the largest batch: the longest run, so the steadiest figure.
   report["prefill"] = {{"tokens", prefill_tokens}, {"tok_s", prefill_rates.back()}};
   report["decode"] = decode;
+  if (runtime.weight_bytes > 0) {
+    // One row reads every weight once a token, so memory sets the pace however little there is to compute.
+    const double speed = memory_read_speed(runtime.threads), bytes = static_cast<double>(runtime.weight_bytes);
+    report["memory"] = {{"read_gb_s", speed / 1e9}, {"weights_mb", bytes / 1e6}, {"ceiling_tok_s", speed / bytes}};
+    fmt::print("memory: {:.1f} GB/s read by {} thread{}; {:.1f} MB of weights a step: at most {:.0f} steps a second\n",
+               speed / 1e9, runtime.threads, runtime.threads == 1 ? "" : "s", bytes / 1e6, speed / bytes);
+  }
   if (options.json) fmt::print("{}\n", report.dump());
   return 0;
 }

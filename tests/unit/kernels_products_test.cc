@@ -273,35 +273,6 @@ TEST_P(Products, EmbeddingRowsAreExact) {
   }
 }
 
-TEST_P(Products, RowHelpers) {
-  const Isa chosen = isa();
-  for (const std::size_t n : {1U, 7U, 8U, 31U, 1000U, 49152U}) {
-    Floats x = random_floats(n, 17, 4.0F);
-    const float top = *std::max_element(x.begin(), x.end());
-    EXPECT_EQ(row_max(chosen, x), top);
-    EXPECT_EQ(row_argmax(chosen, x), std::max_element(x.begin(), x.end()) - x.begin());
-    double sum = 0;
-    for (const float v : x) sum += std::exp(static_cast<double>(v) - static_cast<double>(top));
-    EXPECT_NEAR(row_log_sum_exp(chosen, x), static_cast<double>(top) + std::log(sum),
-                2e-6 * (1 + std::fabs(static_cast<double>(top))));
-    Floats e(n);
-    const double total = row_exp(chosen, x, top, 0.5F, e.data());
-    double expected = 0;
-    for (std::size_t i = 0; i < n; ++i) {
-      const double v = std::exp((static_cast<double>(x[i]) - static_cast<double>(top)) * 0.5);
-      ASSERT_NEAR(e[i], v, 3e-6 * v + 1e-30);
-      expected += v;
-    }
-    EXPECT_NEAR(total, expected, 2e-6 * expected);
-    x[n / 2] = std::nanf("");
-    EXPECT_FALSE(std::isnan(row_max(chosen, x)));
-  }
-  const Floats equal(100, 3.0F), nan(100, std::nanf(""));
-  EXPECT_EQ(row_argmax(chosen, equal), 0);
-  EXPECT_EQ(row_argmax(chosen, nan), -1);
-  EXPECT_EQ(row_argmax(chosen, {}), -1);
-}
-
 INSTANTIATE_TEST_SUITE_P(Isa, Products, testing::ValuesIn(supported_isas()), [](const auto& p) { return p.param; });
 
 TEST(Packing, RefusesWhatItCannotRepresent) {

@@ -1,5 +1,8 @@
 // Internal: the affine products of one target in both dot-product flavours. Included once per target by
 // simd_dot4.cc, 5, 6 and 8, which set GALLEY_BITS. No include guard on purpose.
+#include "ops/kernels/kernel_table.h"
+#include "ops/kernels/simd-inl.h"
+
 #if GALLEY_SIMD_TARGET
 HWY_BEFORE_NAMESPACE();
 namespace galley::kernels {
@@ -64,8 +67,41 @@ HWY_POP_ATTRIBUTES
 HWY_BEFORE_NAMESPACE();
 namespace galley::kernels {
 namespace HWY_NAMESPACE {
+namespace {
 ProductFunction PickProduct(bool vnni) { return vnni ? vnni::Product : plain::Product; }
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace galley::kernels
 HWY_AFTER_NAMESPACE();
 #endif  // GALLEY_SIMD_TARGET
+
+#if HWY_ONCE
+namespace galley::kernels {
+
+template <>
+void fill_affine<GALLEY_BITS>([[maybe_unused]] Level level, [[maybe_unused]] bool vnni,
+                              [[maybe_unused]] KernelTable& table) {
+  [[maybe_unused]] ProductFunction& product = table.affine[GALLEY_BITS];
+  switch (level) {
+#if HWY_TARGETS & HWY_AVX3_DL
+    case Level::avx3dl:
+      product = N_AVX3_DL::PickProduct(true);
+      break;
+#endif
+#if HWY_TARGETS & HWY_AVX3
+    case Level::avx3:
+      product = N_AVX3::PickProduct(vnni);
+      break;
+#endif
+#if HWY_TARGETS & HWY_AVX2
+    case Level::avx2:
+      product = N_AVX2::PickProduct(vnni);
+      break;
+#endif
+    default:
+      break;
+  }
+}
+
+}  // namespace galley::kernels
+#endif  // HWY_ONCE

@@ -80,14 +80,13 @@ const Tables& tables() {
     for (std::size_t i = 0; i < all.size(); ++i) {
       const Flavour& f = kFlavours[i];
       fill_scalar(all[i]);
-      fill_dot4(f.level, f.vnni, all[i]);
-      fill_dot5(f.level, f.vnni, all[i]);
-      fill_dot6(f.level, f.vnni, all[i]);
-      fill_dot8(f.level, f.vnni, all[i]);
+      fill_affine<4>(f.level, f.vnni, all[i]);
+      fill_affine<5>(f.level, f.vnni, all[i]);
+      fill_affine<6>(f.level, f.vnni, all[i]);
+      fill_affine<8>(f.level, f.vnni, all[i]);
       fill_plain(f.level, all[i]);
       fill_epilogue(f.level, all[i]);
       fill_attention(f.level, all[i]);
-      fill_rows(f.level, all[i]);
     }
     return all;
   }();

@@ -62,7 +62,8 @@ struct SegmentTask {
 constexpr float kNothing = -1e30F;
 
 struct KernelTable {
-  ProductFunction affine4 = nullptr, affine5 = nullptr, affine6 = nullptr, affine8 = nullptr, plain = nullptr;
+  ProductFunction affine[9] = {};  ///< by the bits a code is stored with: 4, 5, 6 or 8
+  ProductFunction plain = nullptr;
 
   /// In place: buf[r][c] = buf[r][c] * factor[r] + bias[c]; either may be null.
   void (*scale_bias)(float* buf, std::size_t ld, int rows, int width, const float* factor, const float* bias) = nullptr;
@@ -84,23 +85,24 @@ struct KernelTable {
   /// Merges a later part into (out, max, sum): both are rescaled to the larger maximum.
   void (*merge)(int dim, float* out, float* max, float* sum, const float* part, float part_max,
                 float part_sum) = nullptr;
-
-  float (*row_max)(const float* x, std::size_t n) = nullptr;
-  std::int32_t (*row_argmax)(const float* x, std::size_t n) = nullptr;
-  double (*row_exp)(const float* x, std::size_t n, float max, float scale, float* out) = nullptr;  // out may be null
 };
 
 /// Instruction sets with compiled bodies, best last. VNNI flavours share a level.
 enum class Level { scalar, avx2, avx3, avx3dl };
 
 void fill_scalar(KernelTable& table);
-void fill_dot4(Level level, bool vnni, KernelTable& table);
-void fill_dot5(Level level, bool vnni, KernelTable& table);
-void fill_dot6(Level level, bool vnni, KernelTable& table);
-void fill_dot8(Level level, bool vnni, KernelTable& table);
+template <int BITS>
+void fill_affine(Level level, bool vnni, KernelTable& table);
+template <>
+void fill_affine<4>(Level level, bool vnni, KernelTable& table);
+template <>
+void fill_affine<5>(Level level, bool vnni, KernelTable& table);
+template <>
+void fill_affine<6>(Level level, bool vnni, KernelTable& table);
+template <>
+void fill_affine<8>(Level level, bool vnni, KernelTable& table);
 void fill_plain(Level level, KernelTable& table);
 void fill_epilogue(Level level, KernelTable& table);
 void fill_attention(Level level, KernelTable& table);
-void fill_rows(Level level, KernelTable& table);
 
 }  // namespace galley::kernels

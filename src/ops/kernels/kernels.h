@@ -168,16 +168,4 @@ void norm_quantize(Context& context, const float* x, std::size_t ld, const std::
 void norm_residual(Context& context, const float* x, int rows, int columns, const float* weight, float eps,
                    const Residual& to);
 
-// ---- one row of logits (single-threaded; any thread)
-// -----------------------------------------------------------------
-
-/// Largest value; NaNs are ignored; -infinity for an empty or all-NaN row.
-float row_max(const Isa& isa, std::span<const float> x);
-/// Index of the largest value, the first of equals; -1 when nothing compares (empty, all NaN).
-std::int32_t row_argmax(const Isa& isa, std::span<const float> x);
-/// log(sum(exp(x))), summed in a fixed order in double per 1024 values.
-float row_log_sum_exp(const Isa& isa, std::span<const float> x);
-/// out[i] = exp((x[i] - max) * inverse_temperature), returns their sum (fixed order). `out` may be `x`.
-double row_exp(const Isa& isa, std::span<const float> x, float max, float inverse_temperature, float* out);
-
 }  // namespace galley::kernels

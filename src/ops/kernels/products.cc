@@ -52,18 +52,7 @@ const float* rms_factors(Context& context, const Product& p) {
 }
 
 ProductFunction product_of(const KernelTable& kernels, const PackedMatrix& w) {
-  switch (w.kind()) {
-    case WeightKind::affine4:
-      return kernels.affine4;
-    case WeightKind::affine5:
-      return kernels.affine5;
-    case WeightKind::affine6:
-      return kernels.affine6;
-    case WeightKind::affine8:
-      return kernels.affine8;
-    default:
-      return kernels.plain;
-  }
+  return w.affine() ? kernels.affine[w.bits()] : kernels.plain;
 }
 
 // One tile of one unit: `width` stored columns from unit * width on, in buf [rows][width].

@@ -1,8 +1,4 @@
-// Embedding rows, the stand-alone norm, and the helpers for one row of logits.
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
+// Embedding rows and the stand-alone norm.
 #include <stdexcept>
 #include <string>
 
@@ -64,23 +60,6 @@ void norm_quantize(Context& context, const float* x, std::size_t ld, const std::
                 [&](int r) { return x + static_cast<std::size_t>(rows != nullptr ? rows[r] : r) * ld; });
     }
   });
-}
-
-float row_max(const Isa& isa, std::span<const float> x) { return isa.kernels->row_max(x.data(), x.size()); }
-
-std::int32_t row_argmax(const Isa& isa, std::span<const float> x) {
-  return isa.kernels->row_argmax(x.data(), x.size());
-}
-
-float row_log_sum_exp(const Isa& isa, std::span<const float> x) {
-  const float max = row_max(isa, x);
-  if (!std::isfinite(max)) return max;
-  return static_cast<float>(static_cast<double>(max) +
-                            std::log(isa.kernels->row_exp(x.data(), x.size(), max, 1.0F, nullptr)));
-}
-
-double row_exp(const Isa& isa, std::span<const float> x, float max, float inverse_temperature, float* out) {
-  return isa.kernels->row_exp(x.data(), x.size(), max, inverse_temperature, out);
 }
 
 }  // namespace galley::kernels

@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "ops/kernels/half.h"
 #include "ops/kernels/kernel_table.h"
@@ -260,34 +259,10 @@ void merge(int dim, float* out, float* max, float* sum, const float* part, float
   *max = top;
 }
 
-float row_max(const float* x, std::size_t n) {
-  float top = -std::numeric_limits<float>::infinity();
-  for (std::size_t i = 0; i < n; ++i) top = x[i] > top ? x[i] : top;
-  return top;
-}
-
-std::int32_t row_argmax(const float* x, std::size_t n) {
-  const float top = row_max(x, n);
-  for (std::size_t i = 0; i < n; ++i) {
-    if (x[i] == top) return static_cast<std::int32_t>(i);
-  }
-  return -1;
-}
-
-double row_exp(const float* x, std::size_t n, float max, float scale, float* out) {
-  double sum = 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    const float e = std::exp((x[i] - max) * scale);
-    if (out != nullptr) out[i] = e;
-    sum += static_cast<double>(e);
-  }
-  return sum;
-}
-
 }  // namespace
 
 void fill_scalar(KernelTable& t) {
-  t.affine4 = t.affine5 = t.affine6 = t.affine8 = affine;
+  for (const int bits : {4, 5, 6, 8}) t.affine[bits] = affine;
   t.plain = plain;
   t.scale_bias = scale_bias;
   t.add_residual = add_residual;
@@ -298,9 +273,6 @@ void fill_scalar(KernelTable& t) {
   t.head = head;
   t.segment = segment;
   t.merge = merge;
-  t.row_max = row_max;
-  t.row_argmax = row_argmax;
-  t.row_exp = row_exp;
 }
 
 }  // namespace galley::kernels
