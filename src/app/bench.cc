@@ -55,11 +55,11 @@ Timing run_once(models::Forward& forward, const BenchOptions& options, int batch
   const bool split = forward.traits().split_forwards;
   const std::size_t body = prompt.size() - (split ? 1 : 0);
   models::StepPlan plan;
-  int room = options.prefill_step;
+  int room = options.model.runtime.prefill_step;
   const auto flush = [&] {
     if (!plan.prompt.empty()) step(plan);
     plan.prompt.clear();
-    room = options.prefill_step;
+    room = options.model.runtime.prefill_step;
   };
   for (const models::RowId row : rows) {
     for (std::size_t at = 0; at < body;) {

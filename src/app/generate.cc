@@ -59,7 +59,7 @@ int generate(GenerateOptions options) {
   options.model.resolve();
   const ModelFiles files = open_model(options.model.model);
   serve::EngineOptions engine_options;
-  engine_options.prefill_step = prefill_step_of(options.model, 0);
+  engine_options.prefill_step = options.model.runtime.prefill_step;
   engine_options.context =
       options.model.runtime.context > 0 ? options.model.runtime.context : files.checkpoint->config().context;
   auto engine = serve::start_engine(engine_options, files.tokenizer, files.checkpoint->assets().end_ids, [&] {

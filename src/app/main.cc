@@ -38,7 +38,7 @@ int run(int argc, char** argv) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   serve_command
-      ->add_option("--prefill-step", serve_options.prefill_step,
+      ->add_option("--prefill-step", serve_options.model.prefill_step,
                    "prompt tokens in one step; more: faster prefill, longer gaps in running streams "
                    "[256 fused, 2048 stock]")
       ->check(CLI::Range(1, 1 << 20));
@@ -76,6 +76,7 @@ int run(int argc, char** argv) {
   add_sampling_options(*generate_command, generate_options.sampling);
 
   BenchOptions bench_options;
+  bench_options.model.prefill_step = 512;
   auto* bench_command = cli.add_subcommand("bench", "measure prefill and decode speed of the engine alone");
   add_model_options(*bench_command, bench_options.model, false);
   bench_command->add_option("--batch", bench_options.batch, "rows, a list: 1,4,16")
@@ -88,7 +89,7 @@ int run(int argc, char** argv) {
   bench_command->add_option("--generate", bench_options.generate, "decode steps")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  bench_command->add_option("--prefill-step", bench_options.prefill_step, "prompt tokens in one step")
+  bench_command->add_option("--prefill-step", bench_options.model.prefill_step, "prompt tokens in one step")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   bench_command->add_option("--repeat", bench_options.repeat, "runs of each; the median is reported")

@@ -67,17 +67,13 @@ void add_sampling_options(CLI::App& command, SamplingOptions& options) {
 void ModelOptions::resolve() {
   if (!perf_kernel.empty()) kernels = perf_kernel == "on" ? "fused" : "stock";
   runtime.fused = kernels == "fused";
+  runtime.prefill_step = prefill_step > 0 ? prefill_step : runtime.fused ? 256 : 2048;
   runtime.switched_off.clear();
   for (std::size_t i = 0; i < fused_switch.size(); ++i) {
     if (fused_switch[i] == "off") runtime.switched_off.push_back(models::kFusedOpNames[i]);
   }
   runtime.kv_budget_bytes = static_cast<std::size_t>(kv_budget_gb * 1e9);
   if (prompt_cache_gb >= 0) runtime.prompt_cache_bytes = static_cast<std::size_t>(prompt_cache_gb * 1e9);
-}
-
-int prefill_step_of(const ModelOptions& model, int asked) {
-  if (asked > 0) return asked;
-  return model.runtime.fused ? 256 : 2048;
 }
 
 }  // namespace galley::app

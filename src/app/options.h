@@ -22,6 +22,7 @@ struct ModelOptions {
   std::vector<std::string> fused_switch;  ///< "on" or "off" for each of models::kFusedOpNames
   double kv_budget_gb = 0;
   double prompt_cache_gb = -1;  ///< negative: not given
+  int prefill_step = 0;         ///< 0: 256 fused, 2048 stock
   models::RuntimeOptions runtime;
 
   /// The values above, checked and put into `runtime`. Throws Error naming the flag.
@@ -40,7 +41,6 @@ struct ServeOptions {
   std::string host = "127.0.0.1";
   int port = 8080;
   int prompt_concurrency = 8;
-  int prefill_step = 0;  ///< 0: 256 fused, 2048 stock
   int max_tokens = 2048;
   int max_queue = 256;
   double drain_timeout_s = 30;
@@ -64,7 +64,6 @@ struct BenchOptions {
   std::vector<int> batch = {1, 4, 16};
   int prompt = 128;
   int generate = 64;
-  int prefill_step = 512;
   int repeat = 3;
   bool json = false;
 };
@@ -77,9 +76,6 @@ struct LogitsOptions {
 
 void add_model_options(CLI::App& command, ModelOptions& options, bool with_batch);
 void add_sampling_options(CLI::App& command, SamplingOptions& options);
-
-/// The default prompt tokens a step.
-int prefill_step_of(const ModelOptions& model, int asked);
 
 int serve(ServeOptions options);
 int generate(GenerateOptions options);

@@ -86,7 +86,7 @@ int serve(ServeOptions options) {
   serve::EngineOptions engine_options;
   engine_options.batch = options.model.runtime.batch;
   engine_options.prompt_concurrency = options.prompt_concurrency;
-  engine_options.prefill_step = prefill_step_of(options.model, options.prefill_step);
+  engine_options.prefill_step = options.model.runtime.prefill_step;
   engine_options.max_queue = options.max_queue;
   engine_options.context =
       options.model.runtime.context > 0 ? options.model.runtime.context : files.checkpoint->config().context;

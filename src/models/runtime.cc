@@ -126,6 +126,7 @@ Runtime make_runtime(const Checkpoint& checkpoint, const RuntimeOptions& options
   if (!options.switched_off.empty()) throw Error(400, "--fused-OP switches need --kernels fused");
   const auto model = load_stock_model(checkpoint, options.dense);
   StockOptions stock;
+  stock.prefill_step = options.prefill_step;
   const std::size_t row =
       model->row_bytes(static_cast<std::size_t>(runtime.context), static_cast<std::size_t>(stock.prefill_step));
   const std::size_t budget = budget_of(options, row * static_cast<std::size_t>(options.batch));

@@ -21,6 +21,7 @@ struct RuntimeOptions {
   int threads = 0;                        ///< 0: every processor this process may use
   int batch = 1;                          ///< rows of the batched lane; 1: serial lane only
   int context = 0;                        ///< tokens a row may hold; 0: what the model was made for
+  int prefill_step = 2048;                ///< prompt tokens in one step, at most: how wide stock's rings get
   std::size_t kv_budget_bytes = 0;        ///< 0: what `batch` full contexts need, at most a quarter of free memory
   /// Of the KV budget, what finished requests may keep for prompts that begin alike. Absent: all that is free; 0: none.
   std::optional<std::size_t> prompt_cache_bytes;
