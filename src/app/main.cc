@@ -38,6 +38,10 @@ int run(int argc, char** argv) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   serve_command
+      ->add_option("--prompt-cache-dir", serve_options.model.runtime.prompt_cache_dir,
+                   "folder where KV of prompts outlives the process (fused), up to the size of the KV budget")
+      ->check(CLI::NonexistentPath | CLI::ExistingDirectory);
+  serve_command
       ->add_option("--prefill-step", serve_options.model.prefill_step,
                    "prompt tokens in one step; more: faster prefill, longer gaps in running streams "
                    "[256 fused, 2048 stock]")

@@ -80,6 +80,7 @@ int serve(ServeOptions options) {
   http::Server server(http_options, router);  // a taken port is told before a model is loaded
   server.start();
 
+  options.model.runtime.warn = [](const std::string& message) { spdlog::warn("{}", message); };
   const auto started = std::chrono::steady_clock::now();
   const ModelFiles files = open_model(options.model.model);
   const models::GenerationConfig recommended = files.checkpoint->generation_config();  // bad files before long work

@@ -1,6 +1,7 @@
 #include "kv/paged.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 
 namespace galley::kv {
@@ -36,6 +37,22 @@ PagedKv::PagedKv(std::span<const ops::AttentionSpec> layers, kernels::KvElement 
     regions_.emplace_back(view.block_stride * static_cast<std::size_t>(pool_.total()));
     view.data = regions_.back().data();
     pointers_.push_back(&layers_[i]);
+  }
+}
+
+void PagedKv::copy_out(std::int32_t block, std::span<std::byte> bytes) const {
+  for (const ops::PagedLayerKv& layer : layers_) {
+    const std::size_t n = layer.view.block_stride;
+    std::memcpy(bytes.data(), layer.view.data + static_cast<std::size_t>(block) * n, n);
+    bytes = bytes.subspan(n);
+  }
+}
+
+void PagedKv::copy_in(std::int32_t block, std::span<const std::byte> bytes) {
+  for (const ops::PagedLayerKv& layer : layers_) {
+    const std::size_t n = layer.view.block_stride;
+    std::memcpy(layer.view.data + static_cast<std::size_t>(block) * n, bytes.data(), n);
+    bytes = bytes.subspan(n);
   }
 }
 

@@ -29,6 +29,10 @@ class PagedKv {
   [[nodiscard]] BlockPool& pool() { return pool_; }
   [[nodiscard]] std::span<ops::LayerKv* const> layers() const { return pointers_; }
 
+  /// The bytes of a block, layer after layer, to or from `bytes` [block_bytes()]. No step in flight.
+  void copy_out(std::int32_t block, std::span<std::byte> bytes) const;
+  void copy_in(std::int32_t block, std::span<const std::byte> bytes);
+
   /// Bytes of a block over `layers` for elements of this kind: what a budget is divided by.
   static std::size_t block_bytes(std::span<const ops::AttentionSpec> layers, kernels::KvElement element);
 

@@ -46,6 +46,12 @@ std::int32_t PrefixIndex::insert(std::int32_t parent, std::span<const std::int32
   return block;
 }
 
+std::optional<PrefixIndex::Text> PrefixIndex::text(std::int32_t block) const {
+  const auto known = blocks_.find(block);
+  if (known == blocks_.end()) return {};
+  return Text{known->second.key->parent, known->second.key->tokens};
+}
+
 void PrefixIndex::forget(std::int32_t block) {
   const auto known = blocks_.find(block);
   if (known == blocks_.end()) return;
@@ -54,6 +60,7 @@ void PrefixIndex::forget(std::int32_t block) {
   if (parent != kRoot) --blocks_.at(parent).children;
   children_.erase(children_.find(view(*known->second.key)));
   blocks_.erase(known);
+  if (forgotten_) forgotten_(block);
 }
 
 }  // namespace galley::kv

@@ -6,8 +6,11 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "kv/block_pool.h"
@@ -33,6 +36,16 @@ class PrefixIndex {
   /// known, or kRoot). Returns the block known for this text from now on: `block`, or one that was known before and
   /// holds the same bits; the caller may exchange its own for that.
   std::int32_t insert(std::int32_t parent, std::span<const std::int32_t> tokens, std::int32_t block);
+
+  /// A known block's text: the block it continues (or kRoot) and its tokens, valid until the index changes. Nothing for
+  /// one that is not known.
+  struct Text {
+    std::int32_t parent;
+    std::span<const std::int32_t> tokens;
+  };
+  [[nodiscard]] std::optional<Text> text(std::int32_t block) const;
+  /// Called with every block that is forgotten.
+  void on_forget(std::function<void(std::int32_t block)> callback) { forgotten_ = std::move(callback); }
 
   /// Number of blocks known.
   [[nodiscard]] std::size_t size() const { return blocks_.size(); }
@@ -68,6 +81,7 @@ class PrefixIndex {
   BlockPool* pool_;
   std::unordered_map<Key, std::int32_t, Hash, Equal> children_;  ///< (parent, tokens) to block
   std::unordered_map<std::int32_t, Known> blocks_;               ///< by block id
+  std::function<void(std::int32_t)> forgotten_;
 };
 
 }  // namespace galley::kv

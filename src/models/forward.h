@@ -108,6 +108,9 @@ class Forward {
   /// Waits for the oldest step in flight. A fault of one row is in its Emission; what is thrown here or by launch() can
   /// not be laid at one row's door. Rows that left since the launch are omitted.
   virtual std::vector<Emission> collect() = 0;
+  /// A small piece of work that can wait, such as saving what a later process may use; called when no request is left.
+  /// False: there is none.
+  virtual bool tidy() { return false; }
   /// After launch() or collect() threw: forgets all rows and steps, none of which is to be named again, and is as good
   /// as new. False: that can't be done, and the engine is lost.
   virtual bool recover() { return false; }

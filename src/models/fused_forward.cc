@@ -20,6 +20,9 @@ FusedForward::FusedForward(std::shared_ptr<ops::FusedOps> ops, std::shared_ptr<c
     const std::size_t blocks = *options.prompt_cache_bytes / kv_.block_bytes();
     kv_.pool().limit_cache(static_cast<int>(std::min(blocks, static_cast<std::size_t>(kv_.pool().total()))));
   }
+  if (options.prefix_store && ops_->invariant()) {
+    archive_ = std::make_unique<kv::PrefixArchive>(kv_, index_, std::move(*options.prefix_store));
+  }
   traits_.split_forwards = false;
   traits_.look_ahead = false;  // tokens come from the host; the pool keeps every core busy within a step anyway
   traits_.invariant = ops_->invariant();
@@ -114,6 +117,7 @@ Reuse FusedForward::reuse(RowId id) {
     row.known += found.size();
     const auto reused = rest.first(found.size() * block_tokens);
     row.tokens.insert(row.tokens.end(), reused.begin(), reused.end());
+    if (archive_ && flying_.empty()) load_stored(row);
   }
   Reuse reuse;
   reuse.tokens = row.tokens.size() - row.told;
@@ -121,6 +125,19 @@ Reuse FusedForward::reuse(RowId id) {
   reuse.wait = awaits_leader(id, row);
   return reuse;
 }
+
+/// Goes on with what an earlier process has computed; the index knows nothing more.
+void FusedForward::load_stored(Row& row) {
+  const std::int32_t parent = row.known == 0 ? kv::PrefixIndex::kRoot : row.kv.table().back();
+  const auto length = static_cast<std::size_t>(row.kv.length());
+  const auto rest = row.prompt.subspan(length, row.prompt.size() - 1 - length);
+  const std::size_t blocks = archive_->load(row.kv, parent, rest);
+  const auto loaded = rest.first(blocks * static_cast<std::size_t>(kv_.pool().block_tokens()));
+  row.tokens.insert(row.tokens.end(), loaded.begin(), loaded.end());
+  row.known += blocks;
+}
+
+bool FusedForward::tidy() { return archive_ && flying_.empty() && archive_->save_next(); }
 
 bool FusedForward::awaits_leader(RowId id, Row& row) {
   while (row.leader != kNobody) {
@@ -160,7 +177,11 @@ void FusedForward::remember(Row& row) {
     const std::int32_t own = row.kv.table()[row.known];
     const auto tokens = std::span(row.tokens).subspan(row.known * block_tokens, block_tokens);
     const std::int32_t known = index_.insert(parent, tokens, own);
-    if (known != own) row.kv.exchange(kv_.pool(), row.known, known);  // somebody was faster
+    if (known != own) {
+      row.kv.exchange(kv_.pool(), row.known, known);  // somebody was faster
+    } else if (archive_) {
+      archive_->note(own);
+    }
   }
 }
 

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "kv/paged.h"
+#include "kv/prefix_archive.h"
 #include "kv/prefix_index.h"
+#include "kv/prefix_store.h"
 #include "models/forward.h"
 #include "models/model.h"
 #include "ops/fused/fused_ops.h"
@@ -21,6 +23,8 @@ struct FusedForwardOptions {
   kernels::KvElement kv_element = kernels::KvElement::f16;
   /// Bytes of the budget that blocks held by no row may keep for prompts to come. Absent: all; 0: none.
   std::optional<std::size_t> prompt_cache_bytes = {};
+  /// Where blocks outlive the process; its block_bytes are those of this forward's pool.
+  std::optional<kv::PrefixStore> prefix_store = {};
 };
 
 class FusedForward final : public Forward {
@@ -41,6 +45,7 @@ class FusedForward final : public Forward {
   void launch(const StepPlan& plan) override;
   [[nodiscard]] int in_flight() const override { return static_cast<int>(flying_.size()); }
   std::vector<Emission> collect() override;
+  bool tidy() override;
 
   /// Logits [n, vocab] of every token of a prompt, for measuring quality. No rows may be active.
   std::vector<float> prompt_logits(std::span<const std::int32_t> tokens);
@@ -83,6 +88,7 @@ class FusedForward final : public Forward {
   [[nodiscard]] std::vector<std::int32_t> shared_blocks(const RowSpec& spec) const;
   /// Puts the blocks that a collected step filled into the index.
   void remember(Row& row);
+  void load_stored(Row& row);
   [[nodiscard]] bool awaits_leader(RowId id, Row& row);
   void elect_leader(RowId id, Row& row) const;
 
@@ -90,6 +96,7 @@ class FusedForward final : public Forward {
   std::shared_ptr<const Model> model_;
   kv::PagedKv kv_;
   kv::PrefixIndex index_;
+  std::unique_ptr<kv::PrefixArchive> archive_;  ///< may be null
   ForwardTraits traits_;
   RowMap rows_;
   RowId next_row_ = 0;

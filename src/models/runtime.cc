@@ -11,6 +11,8 @@
 #include <utility>
 
 #include "kv/cache_kinds.h"
+#include "kv/prefix_store.h"
+#include "models/fingerprint.h"
 #include "models/fused_forward.h"
 #include "models/stock_forward.h"
 #include "ops/error.h"
@@ -76,6 +78,22 @@ int context_of(const Checkpoint& checkpoint, const RuntimeOptions& options) {
   return options.context > 0 ? options.context : most;
 }
 
+/// The store of blocks whose every bit these choices decide.
+std::optional<kv::PrefixStore> open_prefix_store(const Checkpoint& checkpoint, const RuntimeOptions& options,
+                                                 const ops::FusedOps& ops, std::size_t block, std::size_t budget) {
+  if (options.prompt_cache_dir.empty()) return {};
+  if (!ops.invariant()) {
+    throw Error(400, "--prompt-cache-dir needs every fused op switched on: otherwise KV depends on who shares a batch",
+                "", "prompt-cache-dir");
+  }
+  // Raise the number whenever a change to the kernels or to the blocks' layout changes a bit of them.
+  constexpr int kNumerics = 1;
+  const std::string identity =
+      fmt::format("model {} kv {} block {} tokens, {} bytes isa {} numerics {}", fingerprint(checkpoint.path()),
+                  options.kv_dtype, kv::PagedKv::kBlockTokens, block, ops.isa().name, kNumerics);
+  return kv::PrefixStore({options.prompt_cache_dir, identity, block, budget, options.warn});
+}
+
 struct Fused {
   std::shared_ptr<ops::FusedOps> ops;
   std::shared_ptr<FusedForward> forward;
@@ -97,8 +115,9 @@ Fused make_fused(const Checkpoint& checkpoint, const RuntimeOptions& options, in
     throw Error(400, fmt::format("--kv-budget: {} bytes don't hold one KV block of {} bytes", budget, block), "",
                 "kv-budget");
   }
-  auto forward = std::make_shared<FusedForward>(ops, std::move(model),
-                                                FusedForwardOptions{budget, element, options.prompt_cache_bytes});
+  FusedForwardOptions forward_options{budget, element, options.prompt_cache_bytes,
+                                      open_prefix_store(checkpoint, options, *ops, block, budget)};
+  auto forward = std::make_shared<FusedForward>(ops, std::move(model), std::move(forward_options));
   return {std::move(ops), std::move(forward), budget};
 }
 
@@ -124,6 +143,9 @@ Runtime make_runtime(const Checkpoint& checkpoint, const RuntimeOptions& options
     return runtime;
   }
   if (!options.switched_off.empty()) throw Error(400, "--fused-OP switches need --kernels fused");
+  if (!options.prompt_cache_dir.empty()) {
+    throw Error(400, "--prompt-cache-dir needs --kernels fused", "", "prompt-cache-dir");
+  }
   const auto model = load_stock_model(checkpoint, options.dense);
   StockOptions stock;
   stock.prefill_step = options.prefill_step;

@@ -1,6 +1,7 @@
 // From a checkpoint and the user's choices to forwards that are ready to run.
 #pragma once
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,6 +26,9 @@ struct RuntimeOptions {
   std::size_t kv_budget_bytes = 0;        ///< 0: what `batch` full contexts need, at most a quarter of free memory
   /// Of the KV budget, what finished requests may keep for prompts that begin alike. Absent: all that is free; 0: none.
   std::optional<std::size_t> prompt_cache_bytes;
+  /// Where KV blocks outlive the process (fused); empty: nowhere. `warn` is told what can't be used there.
+  std::string prompt_cache_dir;
+  std::function<void(const std::string&)> warn;
   std::string kv_dtype = "f16";  ///< fused: f16, bf16, f32. Stock keeps KV in the model's own type.
   bool dense = false;            ///< stock: expand quantized matrices at load (faster, more memory)
 };

@@ -1,5 +1,6 @@
 #include "serve/engine.h"
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <deque>
@@ -18,6 +19,9 @@
 
 namespace galley::serve {
 namespace {
+
+/// How long the end of the process waits for work that could wait until then.
+constexpr std::chrono::seconds kLastTidying{10};
 
 /// Facts of the loaded forwards that admission needs on any thread.
 struct Limits {
@@ -182,6 +186,9 @@ class ThreadedEngine final : public Engine {
       const Error error(503, "the server is shutting down", "shutting_down");
       gateway->stop(error);
       refuse_inbox(error);
+      const auto deadline = std::chrono::steady_clock::now() + kLastTidying;
+      while (gateway->tidy() && std::chrono::steady_clock::now() < deadline) {
+      }
     } catch (const std::exception& exception) {
       die(*gateway, exception.what());
     } catch (...) {
@@ -199,7 +206,7 @@ class ThreadedEngine final : public Engine {
     std::deque<Submission> arrived;
     {
       std::unique_lock lock(mutex_);
-      if (gateway.idle()) wake_.wait(lock, [this] { return stopping_ || !inbox_.empty(); });
+      if (gateway.idle()) await_work(gateway, lock);
       if (stopping_) return false;
       arrived.swap(inbox_);
       snapshot_.batch.pending_rows += static_cast<int>(arrived.size());
@@ -212,6 +219,17 @@ class ThreadedEngine final : public Engine {
     busy_ = !gateway.idle() || !inbox_.empty();
     if (!busy_) quiet_.notify_all();
     return true;
+  }
+
+  /// Waits for a request or the end, and does meanwhile what could wait until now, in small pieces.
+  void await_work(Gateway& gateway, std::unique_lock<std::mutex>& lock) {
+    const auto called = [this] { return stopping_ || !inbox_.empty(); };
+    for (bool more = true; more && !called();) {
+      lock.unlock();
+      more = gateway.tidy();
+      lock.lock();
+    }
+    wake_.wait(lock, called);
   }
 
   void accept(Gateway& gateway, Submission submission) {

@@ -77,6 +77,11 @@ bool Gateway::idle() const { return queue_.empty() && !serial_->busy() && (!sche
 
 int Gateway::pending() const { return static_cast<int>(queue_.size()) + (scheduler_ ? scheduler_->pending() : 0); }
 
+bool Gateway::tidy() {
+  if (lanes_.batched && lanes_.batched->tidy()) return true;
+  return lanes_.serial && lanes_.serial != lanes_.batched && lanes_.serial->tidy();
+}
+
 void Gateway::report(Stats& stats) const {
   stats.batch.configured = options_.batch;
   stats.batch.active_rows = (serial_->busy() ? 1 : 0) + (scheduler_ ? scheduler_->active() : 0);

@@ -30,6 +30,9 @@ class Gateway {
   /// No request is left in any state.
   [[nodiscard]] bool idle() const;
 
+  /// One piece of the forwards' work that can wait; false: there is none. Only while idle.
+  bool tidy();
+
   /// Gauges, lanes and KV; not throughput and requests, which the engine counts.
   void report(Stats& stats) const;
 

@@ -1,5 +1,6 @@
 """Rows that join, wait and leave, as /stats shows them."""
 
+import pathlib
 import threading
 from typing import Any
 
@@ -196,6 +197,42 @@ def test_the_prompt_cache_can_be_off() -> None:
             answer = server.client().chat.completions.create(**arguments)
             assert answer.usage.prompt_tokens_details.cached_tokens == 0
         assert server.stats()["kv"]["cached_bytes"] == 0
+
+
+def test_prompts_outlive_the_process(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "cache"
+    rules = "You are the assistant of a library. " + " ".join(f"Rule {n}: answer in {n} words." for n in range(40))
+
+    def ask(server: Server) -> Any:
+        return server.client().chat.completions.create(
+            model="any", temperature=0, max_tokens=16, logprobs=True,
+            messages=[{"role": "system", "content": rules}, {"role": "user", "content": "Where are the maps?"}])
+
+    def probabilities(answer: Any) -> list[tuple[str, float]]:
+        return [(token.token, token.logprob) for token in answer.choices[0].logprobs.content]
+
+    with running("--prompt-cache-dir", str(folder), batch=4) as server:
+        cold = ask(server)
+        assert cold.usage.prompt_tokens_details.cached_tokens == 0
+        assert server.terminate() == 0
+    length = cold.usage.prompt_tokens
+    with running("--prompt-cache-dir", str(folder), batch=4) as server:
+        warm = ask(server)
+        assert warm.usage.prompt_tokens_details.cached_tokens == (length - 1) // 32 * 32
+        assert probabilities(warm) == probabilities(cold)
+    # Another type of KV has other blocks; its server leaves the first one's alone.
+    with running("--prompt-cache-dir", str(folder), "--kv-dtype", "f32", batch=4) as server:
+        assert ask(server).usage.prompt_tokens_details.cached_tokens == 0
+    assert len(list(folder.glob("*.kv"))) == 2
+
+    for file in folder.glob("*.kv"):
+        file.write_bytes(b"no database at all" * 1000)
+    with running("--prompt-cache-dir", str(folder), batch=4) as server:
+        again = ask(server)
+        assert again.usage.prompt_tokens_details.cached_tokens == 0
+        assert probabilities(again) == probabilities(cold)
+        assert "it is not used" in server.log()
+    assert all(file.read_bytes().startswith(b"no database") for file in folder.glob("*.kv"))
 
 
 def test_rows_that_must_make_room_go_on_later() -> None:
