@@ -45,16 +45,23 @@ ops::AttentionMask BatchKvCache::mask(int tokens, int window) const {
 
 mx::array BatchKvCache::write_and_attend(const mx::array& q, const mx::array& k, const mx::array& v, float scale,
                                          const ops::AttentionMask& mask) {
-  const KeysValues all = update_and_fetch(k, v);
+  update_and_fetch(k, v);
+  return attend_again(q, scale, mask);
+}
+
+mx::array BatchKvCache::attend_again(const mx::array& q, float scale, const ops::AttentionMask& mask) const {
+  const KeysValues all = fetched();
   return mx::fast::scaled_dot_product_attention(q, all.keys, all.values, scale, mask.mode, mask.array);
 }
+
+KeysValues BatchKvCache::fetched() const { return buffer_->slice(0, end_); }
 
 KeysValues BatchKvCache::update_and_fetch(const mx::array& k, const mx::array& v) {
   append(buffer_, end_, {k, v});
   const int added = k.shape(2);
   for (int& offset : offset_) offset += added;
   end_ += added;
-  return buffer_->slice(0, end_);
+  return fetched();
 }
 
 void BatchKvCache::prepare(const std::vector<int>&, const std::vector<int>& right_padding) {

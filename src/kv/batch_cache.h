@@ -33,6 +33,8 @@ class BatchKvCache final : public BatchCache {
   [[nodiscard]] ops::AttentionMask mask(int tokens, int window) const override;
   mlx::core::array write_and_attend(const mlx::core::array& q, const mlx::core::array& k, const mlx::core::array& v,
                                     float scale, const ops::AttentionMask& mask) override;
+  [[nodiscard]] mlx::core::array attend_again(const mlx::core::array& q, float scale,
+                                              const ops::AttentionMask& mask) const override;
 
   /// Appends k and v [B, kv_heads, L, D] and returns the columns [0, end).
   KeysValues update_and_fetch(const mlx::core::array& k, const mlx::core::array& v);
@@ -57,6 +59,8 @@ class BatchKvCache final : public BatchCache {
   [[nodiscard]] std::vector<mlx::core::array> arrays() const override;
 
  private:
+  /// What the last write attends to.
+  [[nodiscard]] KeysValues fetched() const;
   std::optional<KeysValues> buffer_;
   std::vector<int> left_padding_;
   std::vector<int> offset_;

@@ -75,8 +75,18 @@ ops::AttentionMask BatchRotatingKvCache::mask(int tokens, int window) const {
 
 mx::array BatchRotatingKvCache::write_and_attend(const mx::array& q, const mx::array& k, const mx::array& v,
                                                  float scale, const ops::AttentionMask& mask) {
-  const KeysValues all = update_and_fetch(k, v);
+  update_and_fetch(k, v);
+  return attend_again(q, scale, mask);
+}
+
+mx::array BatchRotatingKvCache::attend_again(const mx::array& q, float scale, const ops::AttentionMask& mask) const {
+  const KeysValues all = fetched();
   return mx::fast::scaled_dot_product_attention(q, all.keys, all.values, scale, mask.mode, mask.array);
+}
+
+// A write of several tokens leaves no room behind them; one of a single token may.
+KeysValues BatchRotatingKvCache::fetched() const {
+  return written_ < buffer_->capacity() ? buffer_->slice(0, written_) : *buffer_;
 }
 
 KeysValues BatchRotatingKvCache::update_and_fetch(const mx::array& k, const mx::array& v) {
@@ -122,7 +132,7 @@ KeysValues BatchRotatingKvCache::append_in_order(const KeysValues& fresh) {
   for (int& offset : offset_) offset += added;
   written_ += added;
   next_ = buffer_->capacity();
-  return *buffer_;
+  return fetched();
 }
 
 KeysValues BatchRotatingKvCache::write_in_place(const KeysValues& fresh) {
@@ -148,7 +158,7 @@ KeysValues BatchRotatingKvCache::write_in_place(const KeysValues& fresh) {
   ++written_;
   for (int& offset : offset_) ++offset;
   ++next_;
-  return written_ < buffer_->capacity() ? buffer_->slice(0, written_) : *buffer_;
+  return fetched();
 }
 
 void BatchRotatingKvCache::prepare(const std::vector<int>& lengths, const std::vector<int>& right_padding) {

@@ -37,6 +37,8 @@ class BatchRotatingKvCache final : public BatchCache {
   [[nodiscard]] ops::AttentionMask mask(int tokens, int window) const override;
   mlx::core::array write_and_attend(const mlx::core::array& q, const mlx::core::array& k, const mlx::core::array& v,
                                     float scale, const ops::AttentionMask& mask) override;
+  [[nodiscard]] mlx::core::array attend_again(const mlx::core::array& q, float scale,
+                                              const ops::AttentionMask& mask) const override;
 
   /// Writes k and v [B, kv_heads, L, D]; returns what they attend to.
   KeysValues update_and_fetch(const mlx::core::array& k, const mlx::core::array& v);
@@ -64,6 +66,8 @@ class BatchRotatingKvCache final : public BatchCache {
   [[nodiscard]] std::vector<mlx::core::array> arrays() const override;
 
  private:
+  /// What the last write attends to.
+  [[nodiscard]] KeysValues fetched() const;
   void put_in_order();
   void roll_past_ends();
   KeysValues append_in_order(const KeysValues& fresh);

@@ -28,14 +28,21 @@ ops::AttentionMask KvCache::mask(int tokens, int window) const {
 
 mx::array KvCache::write_and_attend(const mx::array& q, const mx::array& k, const mx::array& v, float scale,
                                     const ops::AttentionMask& mask) {
-  const KeysValues all = update_and_fetch(k, v);
+  update_and_fetch(k, v);
+  return attend_again(q, scale, mask);
+}
+
+mx::array KvCache::attend_again(const mx::array& q, float scale, const ops::AttentionMask& mask) const {
+  const KeysValues all = fetched();
   return mx::fast::scaled_dot_product_attention(q, all.keys, all.values, scale, mask.mode, mask.array);
 }
+
+KeysValues KvCache::fetched() const { return size_ < buffer_->capacity() ? buffer_->slice(0, size_) : *buffer_; }
 
 KeysValues KvCache::update_and_fetch(const mx::array& k, const mx::array& v) {
   append(buffer_, size_, {k, v});
   size_ += k.shape(2);
-  return size_ < buffer_->capacity() ? buffer_->slice(0, size_) : *buffer_;
+  return fetched();
 }
 
 int KvCache::trim(int tokens) {

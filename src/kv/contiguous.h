@@ -22,6 +22,8 @@ class KvCache final : public RowCache {
   [[nodiscard]] ops::AttentionMask mask(int tokens, int window) const override;
   mlx::core::array write_and_attend(const mlx::core::array& q, const mlx::core::array& k, const mlx::core::array& v,
                                     float scale, const ops::AttentionMask& mask) override;
+  [[nodiscard]] mlx::core::array attend_again(const mlx::core::array& q, float scale,
+                                              const ops::AttentionMask& mask) const override;
 
   /// Appends k and v [1, kv_heads, L, D] and returns everything written so far.
   KeysValues update_and_fetch(const mlx::core::array& k, const mlx::core::array& v);
@@ -38,6 +40,8 @@ class KvCache final : public RowCache {
   static KvCache holding(KeysValues contents);
 
  private:
+  /// What the last write attends to.
+  [[nodiscard]] KeysValues fetched() const;
   std::optional<KeysValues> buffer_;
   int size_ = 0;  ///< tokens written; the next one's position
 };

@@ -24,8 +24,18 @@ ops::AttentionMask RotatingKvCache::mask(int tokens, int window) const {
 
 mx::array RotatingKvCache::write_and_attend(const mx::array& q, const mx::array& k, const mx::array& v, float scale,
                                             const ops::AttentionMask& mask) {
-  const KeysValues all = update_and_fetch(k, v);
+  update_and_fetch(k, v);
+  return attend_again(q, scale, mask);
+}
+
+mx::array RotatingKvCache::attend_again(const mx::array& q, float scale, const ops::AttentionMask& mask) const {
+  const KeysValues all = fetched();
   return mx::fast::scaled_dot_product_attention(q, all.keys, all.values, scale, mask.mode, mask.array);
+}
+
+// A write of several tokens leaves no room behind them; one of a single token may.
+KeysValues RotatingKvCache::fetched() const {
+  return offset_ < buffer_->capacity() ? buffer_->slice(0, offset_) : *buffer_;
 }
 
 KeysValues RotatingKvCache::update_and_fetch(const mx::array& k, const mx::array& v) {
@@ -52,7 +62,7 @@ KeysValues RotatingKvCache::append_in_order(const KeysValues& fresh) {
   }
   offset_ += fresh.capacity();
   next_ = buffer_->capacity();
-  return *buffer_;
+  return fetched();
 }
 
 KeysValues RotatingKvCache::write_in_place(const KeysValues& fresh) {
@@ -70,7 +80,7 @@ KeysValues RotatingKvCache::write_in_place(const KeysValues& fresh) {
   buffer_->write(fresh, next_);
   ++offset_;
   ++next_;
-  return offset_ < buffer_->capacity() ? buffer_->slice(0, offset_) : *buffer_;
+  return fetched();
 }
 
 int RotatingKvCache::trim(int tokens) {

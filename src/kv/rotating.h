@@ -27,6 +27,8 @@ class RotatingKvCache final : public RowCache {
   [[nodiscard]] ops::AttentionMask mask(int tokens, int window) const override;
   mlx::core::array write_and_attend(const mlx::core::array& q, const mlx::core::array& k, const mlx::core::array& v,
                                     float scale, const ops::AttentionMask& mask) override;
+  [[nodiscard]] mlx::core::array attend_again(const mlx::core::array& q, float scale,
+                                              const ops::AttentionMask& mask) const override;
 
   /// Writes k and v [1, kv_heads, L, D]; returns what they attend to.
   KeysValues update_and_fetch(const mlx::core::array& k, const mlx::core::array& v);
@@ -49,6 +51,8 @@ class RotatingKvCache final : public RowCache {
   static RotatingKvCache holding(int max_size, KeysValues contents, int position);
 
  private:
+  /// What the last write attends to.
+  [[nodiscard]] KeysValues fetched() const;
   KeysValues append_in_order(const KeysValues& fresh);
   KeysValues write_in_place(const KeysValues& fresh);
   /// Drops `count` tokens behind the `keep` first ones.

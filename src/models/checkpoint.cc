@@ -68,6 +68,28 @@ void check_config(const std::filesystem::path& file, const Config& config) {
           "the norm's epsilon must be a small positive number, found " + std::to_string(config.norm_eps));
   require(std::isfinite(config.rope_base) && config.rope_base > 0,
           "the RoPE base must be positive, found " + std::to_string(config.rope_base));
+  if (config.full.head_dim > 0 || config.full.kv_heads > 0) {
+    const int kv_heads = config.full.kv_heads > 0 ? config.full.kv_heads : config.kv_heads;
+    require(config.heads % kv_heads == 0, "the number of attention heads, " + std::to_string(config.heads) +
+                                              ", is not a multiple of the number of key/value heads of full layers, " +
+                                              std::to_string(kv_heads));
+    require(config.full.head_dim % 2 == 0 &&
+                static_cast<std::int64_t>(config.heads) * config.full.head_dim <= std::numeric_limits<int>::max(),
+            "the head size of full layers must be even and no larger than is sensible, found " +
+                std::to_string(config.full.head_dim));
+  }
+  require(config.shared_kv.layers < config.layers, std::to_string(config.shared_kv.layers) +
+                                                       " layers that share keys and values leave none of the " +
+                                                       std::to_string(config.layers) + " to share with");
+  if (config.per_layer.width > 0) {
+    require(config.per_layer.vocab >= config.vocab,
+            "the vocabulary of the embedding per layer, " + std::to_string(config.per_layer.vocab) +
+                ", is smaller than the model's, " + std::to_string(config.vocab));
+    require(static_cast<std::int64_t>(config.layers) * config.per_layer.width <= std::numeric_limits<int>::max(),
+            "an embedding of " + std::to_string(config.per_layer.width) + " for each layer is too wide");
+  }
+  require(std::isfinite(config.logit_softcap) && config.logit_softcap >= 0,
+          "the soft-cap of the logits must be positive, found " + std::to_string(config.logit_softcap));
   if (config.sliding.window > 0) {
     positive("the pattern of sliding and full layers", config.sliding.pattern);
     require(std::isfinite(config.sliding.rope_base) && config.sliding.rope_base > 0,
@@ -89,6 +111,8 @@ void check_config(const std::filesystem::path& file, const Config& config) {
   if (scaling.type.empty()) return;
   require(std::isfinite(scaling.factor) && scaling.factor > 0,
           "the RoPE scaling factor must be positive, found " + std::to_string(scaling.factor));
+  require(scaling.rotated > 0 && scaling.rotated <= 1,
+          "proportional RoPE turns a part of the head between 0 and 1, found " + std::to_string(scaling.rotated));
   if (scaling.type != "llama3") return;
   require(scaling.original_context > 0,
           "original_max_position_embeddings must be positive, found " + std::to_string(scaling.original_context));

@@ -14,4 +14,10 @@ void read_gemma3_text(const std::filesystem::path& file, const nlohmann::json& o
 /// ("vision_tower.", "multi_modal_projector.") are left alone.
 void read_gemma3(const std::filesystem::path& file, const nlohmann::json& object, FolderConfig& out);
 
+/// model_type "gemma4_text". Keys that a file leaves out have the values of Gemma 4 E2B, as in mlx-lm.
+void read_gemma4_text(const std::filesystem::path& file, const nlohmann::json& object, FolderConfig& out);
+
+/// model_type "gemma4": the same beside towers for images and sound, which are left alone.
+void read_gemma4(const std::filesystem::path& file, const nlohmann::json& object, FolderConfig& out);
+
 }  // namespace galley::models

@@ -109,6 +109,7 @@ struct FamilyKeys {
 // One line a family, sorted by name.
 constexpr std::array families{
     FamilyKeys{"gemma3", read_gemma3}, FamilyKeys{"gemma3_text", read_gemma3_text},
+    FamilyKeys{"gemma4", read_gemma4}, FamilyKeys{"gemma4_text", read_gemma4_text},
     FamilyKeys{"llama", read_llama},   FamilyKeys{"qwen2", read_qwen2},
     FamilyKeys{"qwen3", read_qwen3},   FamilyKeys{"qwen3_moe", read_qwen3_moe},
 };

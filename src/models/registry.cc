@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "models/gemma3.h"
+#include "models/gemma4.h"
 #include "models/llama.h"
 #include "models/model.h"
 #include "models/qwen2.h"
@@ -20,8 +21,8 @@ struct Family {
 
 // One line a family, sorted by name.
 constexpr std::array families{
-    Family{"gemma3", load_gemma3}, Family{"llama", load_llama},         Family{"qwen2", load_qwen2},
-    Family{"qwen3", load_qwen3},   Family{"qwen3_moe", load_qwen3_moe},
+    Family{"gemma3", load_gemma3}, Family{"gemma4", load_gemma4}, Family{"llama", load_llama},
+    Family{"qwen2", load_qwen2},   Family{"qwen3", load_qwen3},   Family{"qwen3_moe", load_qwen3_moe},
 };
 
 }  // namespace

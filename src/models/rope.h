@@ -5,7 +5,10 @@
 
 namespace galley::models {
 
-/// The RoPE of a full head. Scaling types: "" and "default" (none), "linear", "llama3". Throws ModelError for others.
+/// The RoPE of a head of config.head_dim. Scaling types: "" and "default" (none), "linear", "llama3", "proportional".
+/// Throws ModelError for others.
 ops::Rope make_rope(const Config& config);
+/// The same for heads of another size.
+ops::Rope make_rope(const Config& config, int head_dim);
 
 }  // namespace galley::models

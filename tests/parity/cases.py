@@ -101,9 +101,12 @@ WINDOWED = [
 # What a variant of a family runs whose other variants run everything.
 BRIEF = {"B=1, prompt in chunks", "B=2", "B=3", "B=8", "joins and leaves", "B=8 around the window",
          "long prompts in chunks join a running batch"}
+# The few that tell most, for families whose caches and schedule others have been through already.
+LEAN = {"B=1, 200 tokens, prompt in chunks", "B=2, 200 tokens", "B=3", "B=8 around the window", "joins and leaves",
+        "long prompts in chunks join a running batch"}
 
 
-def of(config, brief):
-    """The cases for a model of this config."""
+def of(config, names):
+    """The cases for a model of this config: those of these names, or all."""
     chosen = CASES + (WINDOWED if config.get("sliding_window") else [])
-    return [case for case in chosen if not brief or case["name"] in BRIEF]
+    return [case for case in chosen if not names or case["name"] in names]

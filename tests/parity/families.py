@@ -76,7 +76,43 @@ GEMMA3 = dict(
     bos_token_id=1,
 )
 
-BASES = {base["model_type"]: base for base in (LLAMA, QWEN2, QWEN3, QWEN3_MOE)} | {"gemma3": GEMMA3}
+# Gemma 4 in its three shapes. Heads of full layers are larger than those of sliding ones.
+GEMMA4 = dict(
+    model_type="gemma4_text",
+    architectures=["Gemma4ForCausalLM"],
+    hidden_size=64,
+    num_hidden_layers=4,
+    intermediate_size=128,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    num_global_key_value_heads=1,
+    attention_k_eq_v=True,
+    head_dim=16,
+    global_head_dim=32,
+    rms_norm_eps=1e-6,
+    vocab_size=VOCAB,
+    vocab_size_per_layer_input=VOCAB,
+    hidden_size_per_layer_input=0,
+    num_kv_shared_layers=0,
+    use_double_wide_mlp=False,
+    final_logit_softcapping=3.0,  # of the size of these models' logits, so that it bends them
+    sliding_window=16,
+    sliding_window_pattern=3,
+    max_position_embeddings=2048,
+    tie_word_embeddings=True,
+    eos_token_id=VOCAB - 1,
+    bos_token_id=1,
+)
+
+# Of its six layers (two sliding, one full, twice) the last three read the keys and values of the first three.
+E4B = dict(GEMMA4, num_hidden_layers=6, attention_k_eq_v=False, hidden_size_per_layer_input=32, num_kv_shared_layers=3,
+           use_double_wide_mlp=True)
+
+GEMMA4_MOE = dict(GEMMA4, num_hidden_layers=3, enable_moe_block=True, num_experts=8, top_k_experts=2,
+                  moe_intermediate_size=64)
+
+BASES = ({base["model_type"]: base for base in (LLAMA, QWEN2, QWEN3, QWEN3_MOE)}
+         | {"gemma3": GEMMA3, "gemma4": GEMMA4, "e4b": E4B, "moe": GEMMA4_MOE})
 
 
 @dataclass
@@ -89,6 +125,7 @@ class Variant:
     mixed: dict = field(default_factory=dict)  # layer path suffix -> (bits, group)
     family: str = "llama"
     brief: bool = False  # the other variants of the family run the cases that this one leaves out
+    lean: bool = False  # runs fewer still
 
 
 VARIANTS = [
@@ -152,12 +189,31 @@ VARIANTS = [
     Variant("tied bf16, 4-bit g64, beside a vision tower", mx.bfloat16,
             dict(model_type="gemma3", text_config={key: value for key, value in GEMMA3.items() if key != "vocab_size"}),
             bits=4, group=64, family="gemma3", brief=True),
+    Variant("tied f32", mx.float32, family="gemma4", lean=True),
+    Variant("tied bf16", mx.bfloat16, family="gemma4", lean=True),
+    Variant("untied bf16, 8-bit g64, values of their own, every other layer sliding", mx.bfloat16,
+            dict(tie_word_embeddings=False, attention_k_eq_v=False, global_head_dim=0, final_logit_softcapping=None,
+                 layer_types=["sliding_attention", "full_attention"] * 2), bits=8, group=64, family="gemma4", lean=True),
+    Variant("tied bf16, 4-bit g64, q and down 8-bit g32, beside towers", mx.bfloat16,
+            dict(model_type="gemma4", text_config=dict(GEMMA4)), bits=4, group=64,
+            mixed={"q_proj": (8, 32), "mlp.down_proj": (8, 32)}, family="gemma4", lean=True),
+    Variant("tied f32", mx.float32, family="e4b", lean=True),
+    Variant("tied bf16, no GQA, MLPs alike", mx.bfloat16, dict(use_double_wide_mlp=False, num_key_value_heads=4),
+            family="e4b", lean=True),
+    Variant("tied bf16, 4-bit g32, per-layer embedding 8-bit", mx.bfloat16, bits=4, group=32,
+            mixed={"embed_tokens_per_layer": (8, 32)}, family="e4b", lean=True),
+    # As with qwen3_moe: picks are sorted from 64 on, with 8 a token also in decode at B = 8.
+    Variant("tied f32", mx.float32, family="moe", lean=True),
+    Variant("tied bf16, 4-bit g64, router 8-bit", mx.bfloat16, bits=4, group=64, mixed={"router.proj": (8, 64)},
+            family="moe", lean=True),
+    Variant("tied bf16, 8-bit g32, 8 of 16", mx.bfloat16, dict(num_experts=16, top_k_experts=8), bits=8, group=32,
+            family="moe", lean=True),
 ]
 
 
 def _randomize(path, value, family):
     """Norm weights of one and biases of zero would hide mistakes."""
-    if "norm" in path:
+    if "norm" in path or path.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
         return (0.0 if family.startswith("gemma3") else 1.0) + 0.25 * mx.random.normal(value.shape)
     if path.endswith(".bias"):
         return 0.1 * mx.random.normal(value.shape)
@@ -168,6 +224,12 @@ def _randomize(path, value, family):
 
 def config_of(variant: Variant) -> dict:
     return dict(BASES[variant.family], **variant.config)
+
+
+def text_config_of(variant: Variant) -> dict:
+    """What says how the text model is made, beside towers too."""
+    config = config_of(variant)
+    return config | config.get("text_config", {})
 
 
 def build(variant: Variant, folder: Path) -> None:

@@ -116,7 +116,8 @@ def main():
                 v for v in families.VARIANTS if options.only in f"{v.family} {v.name}"):
             folder, result = scratch / f"model-{number}", scratch / f"result-{number}.bin"
             families.build(variant, folder)
-            script = cases.of(families.config_of(variant), variant.brief)
+            names = cases.LEAN if variant.lean else cases.BRIEF if variant.brief else None
+            script = cases.of(families.text_config_of(variant), names)
             (scratch / "script.json").write_text(json.dumps(script))
             driver = subprocess.Popen([options.driver, folder, scratch / "script.json", result])
             model = families.load(folder)

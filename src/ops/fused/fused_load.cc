@@ -2,7 +2,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <stdexcept>
 #include <utility>
+
+#include "ops/error.h"
 
 #include "ops/fused/fused_values.h"
 
@@ -89,6 +92,20 @@ NormPtr FusedOps::load_norm(const VectorSource& weight, float eps) {
   norm->weight = weight.values;
   if (needs_stock()) norm->stock = stock_->load_norm(weight, eps);
   return norm;
+}
+
+NormPtr FusedOps::plain_norm(int size, float eps) {
+  return load_norm({"", std::vector<float>(static_cast<std::size_t>(size), 1.0F), ElementType::f32}, eps);
+}
+
+FactorPtr FusedOps::load_factor(const VectorSource&) {
+  throw ModelError("this family has no fused kernels yet; run it with --kernels stock");
+}
+Value FusedOps::attend_shared(const Value&, const AttentionSpec&, LayerKv&) { throw std::logic_error("not reached"); }
+Value FusedOps::mlp_beside_moe(const Value&, const MlpBesideMoe&) { throw std::logic_error("not reached"); }
+Value FusedOps::per_layer_inputs(const Value&, const PerLayerInputs&) { throw std::logic_error("not reached"); }
+Value FusedOps::per_layer_gate(const Value&, const PerLayerGate&, const Value&, int) {
+  throw std::logic_error("not reached");
 }
 
 std::shared_ptr<const std::vector<float>> FusedOps::rope_table(const Rope& rope, int positions) {

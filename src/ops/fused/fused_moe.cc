@@ -55,7 +55,7 @@ class Expanded final : public MatrixSource {
 }  // namespace
 
 Moe FusedOps::load_moe(const MatrixSource& router, const MatrixSource& gate, const MatrixSource& up,
-                       const MatrixSource& down, const MoeSpec& spec) {
+                       const MatrixSource& down, const MoeSpec& spec, const VectorSource* factors) {
   const kernels::Isa& isa = machine_->context.isa();
   kernels::Pool* pool = &machine_->context.pool();
   auto packed = std::make_shared<PackedExperts>();
@@ -69,7 +69,7 @@ Moe FusedOps::load_moe(const MatrixSource& router, const MatrixSource& gate, con
     packed->down.push_back(kernels::PackedMatrix::concatenate(isa, sources, {}, pool));
     weight_bytes_ += packed->gate_up.back().bytes() + packed->down.back().bytes();
   }
-  if (needs_stock()) packed->stock = stock_->load_moe(router, gate, up, down, spec);
+  if (needs_stock()) packed->stock = stock_->load_moe(router, gate, up, down, spec, factors);
   // In float32, and so its input: what an int8 rounding changes in a score could send the token to another expert.
   const Expanded precise(router);
   return {load_linears({&precise}, {}).front(), std::move(packed), spec};

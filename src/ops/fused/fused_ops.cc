@@ -271,7 +271,8 @@ Value FusedOps::gated_mlp(const Value& x, const NormPtr& norm, const GatedMlp& m
   return add_normed_residual(gated, down.matrix(), dynamic_cast<const PackedNorm&>(*mlp.post_norm), x);
 }
 
-Value FusedOps::logits(const Value& x, const NormPtr& norm, const LinearPtr& head) {
+Value FusedOps::logits(const Value& x, const NormPtr& norm, const LinearPtr& head, float softcap) {
+  if (softcap != 0.0F) throw std::logic_error("no soft-cap yet");
   const auto& packed_norm = dynamic_cast<const PackedNorm&>(*norm);
   const auto& packed = dynamic_cast<const PackedLinear&>(*head);
   auto result = std::make_shared<Hidden>();

@@ -52,9 +52,11 @@ class FusedOps final : public Ops {
   GatedMlp load_mlp(const MatrixSource& gate, const MatrixSource& up, const MatrixSource& down,
                     Activation activation) override;
   Moe load_moe(const MatrixSource& router, const MatrixSource& gate, const MatrixSource& up, const MatrixSource& down,
-               const MoeSpec& spec) override;
+               const MoeSpec& spec, const VectorSource* factors) override;
   LinearPtr load_embedding(const MatrixSource& table) override;
   NormPtr load_norm(const VectorSource& weight, float eps) override;
+  NormPtr plain_norm(int size, float eps) override;
+  FactorPtr load_factor(const VectorSource& one_number) override;
 
   /// Forgets a step that failed, while it was recorded or while it ran. The next one starts afresh.
   void recover();
@@ -66,12 +68,16 @@ class FusedOps final : public Ops {
   std::vector<Value> norm_linear(const Value& x, const NormPtr& norm, const std::vector<LinearPtr>& group) override;
   /// `kv` must be a PagedLayerKv.
   Value attend(const Value& q, const Value& k, const Value& v, const AttentionSpec& spec, LayerKv& kv) override;
+  Value attend_shared(const Value& q, const AttentionSpec& spec, LayerKv& kv) override;
   Value linear_residual(const Value& x, const LinearPtr& linear, const Value& residual) override;
   Value linear_norm_residual(const Value& x, const LinearPtr& linear, const NormPtr& norm,
                              const Value& residual) override;
   Value gated_mlp(const Value& x, const NormPtr& norm, const GatedMlp& mlp) override;
   Value moe(const Value& x, const NormPtr& norm, const Moe& moe) override;
-  Value logits(const Value& x, const NormPtr& norm, const LinearPtr& head) override;
+  Value mlp_beside_moe(const Value& x, const MlpBesideMoe& both) override;
+  Value per_layer_inputs(const Value& x, const PerLayerInputs& inputs) override;
+  Value per_layer_gate(const Value& x, const PerLayerGate& gate, const Value& inputs, int layer) override;
+  Value logits(const Value& x, const NormPtr& norm, const LinearPtr& head, float softcap = 0.0F) override;
 
   /// What a step yields, row by row for RaggedStep::emit.
   class Result {

@@ -6,6 +6,7 @@
 #include <string>
 #include <variant>
 
+#include "ops/error.h"
 #include "ops/ops.h"
 
 namespace galley::ops {
@@ -29,6 +30,11 @@ class StockLayerKv : public LayerKv {
   /// Writes k and v [B, kv_heads, L, D] and attends from q [B, heads, L, D] to everything written so far.
   virtual mlx::core::array write_and_attend(const mlx::core::array& q, const mlx::core::array& k,
                                             const mlx::core::array& v, float scale, const AttentionMask& mask) = 0;
+  /// Attends from q to what the last write_and_attend() attended to: for layers that share this one's keys and values.
+  virtual mlx::core::array attend_again(const mlx::core::array& /*q*/, float /*scale*/,
+                                        const AttentionMask& /*mask*/) const {
+    throw Error(500, "this kind of KV cache can't be shared between layers");
+  }
 };
 
 }  // namespace galley::ops

@@ -45,9 +45,10 @@ mx::array StockSwitchLinear::apply(const mx::array& x, const mx::array& experts,
 }
 
 Moe StockOps::load_moe(const MatrixSource& router, const MatrixSource& gate, const MatrixSource& up,
-                       const MatrixSource& down, const MoeSpec& spec) {
-  return {std::make_shared<StockLinear>(router, nullptr, numerics_),
-          std::make_shared<StockExperts>(gate, up, down, spec.experts, numerics_), spec};
+                       const MatrixSource& down, const MoeSpec& spec, const VectorSource* factors) {
+  auto experts = std::make_shared<StockExperts>(gate, up, down, spec.experts, numerics_);
+  if (factors != nullptr) experts->factors = stock_vector(*factors, numerics_);
+  return {std::make_shared<StockLinear>(router, nullptr, numerics_), std::move(experts), spec};
 }
 
 // x [B, L, D] -> [B, L, picks, D]: SwitchGLU
@@ -71,20 +72,46 @@ mx::array StockOps::switch_glu(const mx::array& x, const mx::array& picks, const
   return mx::squeeze(y, -2);
 }
 
-Value StockOps::moe(const Value& x, const NormPtr& norm, const Moe& moe) {
-  const mx::array normed = stock(norm).apply(array_of(x));
-  const mx::array scores =
-      mx::softmax(static_cast<const StockLinear&>(*moe.router).apply(normed), -1, /*precise=*/true);
+StockOps::Routing StockOps::route(const mx::array& normed, const Moe& moe) {
+  mx::array scores = static_cast<const StockLinear&>(*moe.router).apply(normed);
+  if (!moe.spec.softmax_of_picked) scores = mx::softmax(scores, -1, /*precise=*/true);
   const mx::array partitioned = mx::argpartition(scores, -moe.spec.per_token, -1);
   mx::Shape start(partitioned.ndim(), 0);
   start.back() = moe.spec.experts - moe.spec.per_token;
-  const mx::array picks = mx::slice(partitioned, std::move(start), partitioned.shape());
+  mx::array picks = mx::slice(partitioned, std::move(start), partitioned.shape());
   mx::array weights = mx::take_along_axis(scores, picks, -1);
-  if (moe.spec.normalized) weights = mx::divide(weights, mx::sum(weights, -1, /*keepdims=*/true));
+  if (moe.spec.softmax_of_picked) {
+    weights = mx::softmax(weights, -1);
+  } else if (moe.spec.normalized) {
+    weights = mx::divide(weights, mx::sum(weights, -1, /*keepdims=*/true));
+  }
+  if (const auto& factors = static_cast<const StockExperts&>(*moe.experts).factors) {
+    weights = mx::multiply(weights, mx::take(*factors, picks, 0));
+  }
+  return {std::move(picks), std::move(weights)};
+}
 
+Value StockOps::moe(const Value& x, const NormPtr& norm, const Moe& moe) {
+  const mx::array normed = stock(norm).apply(array_of(x));
+  const auto [picks, weights] = route(normed, moe);
   const mx::array y = switch_glu(normed, picks, static_cast<const StockExperts&>(*moe.experts), moe.spec.activation);
   const mx::array mixed = mx::astype(mx::sum(mx::multiply(y, mx::expand_dims(weights, -1)), -2), y.dtype());
   return value_of(mx::add(array_of(x), mixed));
+}
+
+Value StockOps::mlp_beside_moe(const Value& x, const MlpBesideMoe& both) {
+  const mx::array& h = array_of(x);
+  const mx::array dense = stock(both.mlp.post_norm).apply(gated_product(stock(both.mlp_norm).apply(h), both.mlp));
+
+  const auto [picks, weights] = route(stock(both.router_norm).apply(h), both.moe);
+  const mx::array y = switch_glu(stock(both.moe_norm).apply(h), picks,
+                                 static_cast<const StockExperts&>(*both.moe.experts), both.moe.spec.activation);
+  const mx::array mixed = mx::sum(mx::multiply(mx::expand_dims(weights, -1), y), -2);
+  const mx::array sparse = stock(both.moe_post_norm).apply(mixed);
+
+  const mx::array sum = mx::add(h, stock(both.post_norm).apply(mx::add(dense, sparse)));
+  return value_of(both.post_factor ? mx::multiply(sum, static_cast<const StockFactor&>(*both.post_factor).number)
+                                   : sum);
 }
 
 }  // namespace galley::ops

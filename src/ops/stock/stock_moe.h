@@ -27,6 +27,7 @@ struct StockExperts final : Experts {
                int count, const StockNumerics& numerics)
       : gate(gate_source, count, numerics), up(up_source, count, numerics), down(down_source, count, numerics) {}
   StockSwitchLinear gate, up, down;
+  std::optional<mlx::core::array> factors;  ///< [experts] of the router's weights
 };
 
 }  // namespace galley::ops

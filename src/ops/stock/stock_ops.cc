@@ -38,11 +38,20 @@ std::vector<mx::array> gelu(const std::vector<mx::array>& inputs) {
   return {mx::multiply(mx::multiply(number(0.5), x), mx::add(number(1.0), mx::tanh(inner)))};
 }
 
+// geglu of gemma4_text
+std::vector<mx::array> geglu(const std::vector<mx::array>& inputs) {
+  return {mx::multiply(gelu({inputs[0]}).front(), inputs[1])};
+}
+
 // clip_residual of gemma3_text, for float16
 std::vector<mx::array> clipped_sum(const std::vector<mx::array>& inputs) {
   const mx::array bound(65504.0F);
   const mx::array sum = mx::add(mx::astype(inputs[0], mx::float32), mx::astype(inputs[1], mx::float32));
   return {mx::astype(mx::clip(sum, mx::negative(bound), bound), mx::float16)};
+}
+
+mx::array times(const mx::array& x, const FactorPtr& factor) {
+  return factor == nullptr ? x : mx::multiply(x, static_cast<const StockFactor&>(*factor).number);
 }
 
 // [B, L, heads * D] -> [B, heads, L, D], each head normed unless `norm` is null
@@ -72,12 +81,14 @@ StockOps::StockOps(StockNumerics numerics)
     : numerics_(numerics),
       swiglu_(mx::compile(swiglu, /*shapeless=*/true)),
       gelu_(mx::compile(gelu, /*shapeless=*/true)),
+      geglu_(mx::compile(geglu, /*shapeless=*/true)),
       clipped_sum_(mx::compile(clipped_sum, /*shapeless=*/true)),
       tokens_(mx::array(0)) {}
 
 void StockOps::begin(mx::array tokens) {
   tokens_ = std::move(tokens);
   masks_.clear();
+  offsets_.clear();
 }
 
 const mx::array& StockOps::array_of(const Value& value) { return static_cast<const ArrayValue&>(*value.impl()).array; }
@@ -108,6 +119,12 @@ NormPtr StockOps::load_norm(const VectorSource& weight, float eps) {
   return std::make_shared<StockNorm>(weight, eps, numerics_);
 }
 
+NormPtr StockOps::plain_norm(int /*size*/, float eps) { return std::make_shared<StockNorm>(eps); }
+
+FactorPtr StockOps::load_factor(const VectorSource& one_number) {
+  return std::make_shared<StockFactor>(one_number, numerics_);
+}
+
 Value StockOps::value_of(mx::array a) { return wrap(std::move(a)); }
 
 mx::array StockOps::saturating_sum(const mx::array& a, const mx::array& b) const {
@@ -132,7 +149,7 @@ Value StockOps::attend(const Value& q, const Value& k, const Value& v, const Att
   auto& cache = static_cast<StockLayerKv&>(kv);
   mx::array queries = to_heads(array_of(q), spec.heads, spec.q_norm);
   mx::array keys = to_heads(array_of(k), spec.kv_heads, spec.k_norm);
-  const mx::array values = to_heads(array_of(v), spec.kv_heads);
+  const mx::array values = to_heads(array_of(v), spec.kv_heads, spec.v_norm);
   const int batch = queries.shape(0);
   const int length = queries.shape(2);
 
@@ -140,10 +157,22 @@ Value StockOps::attend(const Value& q, const Value& k, const Value& v, const Att
   if (mask == masks_.end()) mask = masks_.emplace(spec.window, cache.mask(length, spec.window)).first;
 
   const RopeOffset offset = cache.offset();
+  offsets_.insert_or_assign(&kv, offset);
   queries = rotate(queries, spec.rope, offset);
   keys = rotate(keys, spec.rope, offset);
   const mx::array mixed = cache.write_and_attend(queries, keys, values, spec.scale, mask->second);
   return wrap(mx::reshape(mx::transpose(mixed, {0, 2, 1, 3}), {batch, length, -1}));
+}
+
+Value StockOps::attend_shared(const Value& q, const AttentionSpec& spec, LayerKv& kv) {
+  const auto offset = offsets_.find(&kv);
+  const auto mask = masks_.find(spec.window);
+  if (offset == offsets_.end() || mask == masks_.end()) {
+    throw Error(500, "attention to shared keys and values before they were written");
+  }
+  const mx::array queries = rotate(to_heads(array_of(q), spec.heads, spec.q_norm), spec.rope, offset->second);
+  const mx::array mixed = static_cast<const StockLayerKv&>(kv).attend_again(queries, spec.scale, mask->second);
+  return wrap(mx::reshape(mx::transpose(mixed, {0, 2, 1, 3}), {queries.shape(0), queries.shape(2), -1}));
 }
 
 Value StockOps::linear_residual(const Value& x, const LinearPtr& linear, const Value& residual) {
@@ -156,20 +185,58 @@ Value StockOps::linear_norm_residual(const Value& x, const LinearPtr& linear, co
 }
 
 mx::array StockOps::gated(const mx::array& gate, const mx::array& up, Activation activation) const {
-  return activation == Activation::silu ? swiglu_({gate, up}).front() : mx::multiply(gelu_({gate}).front(), up);
+  switch (activation) {
+    case Activation::silu:
+      return swiglu_({gate, up}).front();
+    case Activation::gelu_tanh:
+      return mx::multiply(gelu_({gate}).front(), up);
+    case Activation::geglu:
+      return geglu_({gate, up}).front();
+  }
+  throw Error(500, "unknown activation");
+}
+
+mx::array StockOps::gated_product(const mx::array& normed, const GatedMlp& mlp) const {
+  const mx::array gate = stock(mlp.gate).apply(normed);
+  const mx::array up = stock(mlp.up).apply(normed);
+  return stock(mlp.down).apply(gated(gate, up, mlp.activation));
 }
 
 Value StockOps::gated_mlp(const Value& x, const NormPtr& norm, const GatedMlp& mlp) {
-  const mx::array normed = stock(norm).apply(array_of(x));
-  const mx::array gate = stock(mlp.gate).apply(normed);
-  const mx::array up = stock(mlp.up).apply(normed);
-  const mx::array down = stock(mlp.down).apply(gated(gate, up, mlp.activation));
-  if (!mlp.post_norm) return wrap(mx::add(array_of(x), down));
-  return wrap(saturating_sum(array_of(x), stock(mlp.post_norm).apply(down)));
+  const mx::array down = gated_product(stock(norm).apply(array_of(x)), mlp);
+  if (!mlp.post_norm) return wrap(times(mx::add(array_of(x), down), mlp.post_factor));
+  return wrap(times(saturating_sum(array_of(x), stock(mlp.post_norm).apply(down)), mlp.post_factor));
 }
 
-Value StockOps::logits(const Value& x, const NormPtr& norm, const LinearPtr& head) {
-  return wrap(stock(head).apply(stock(norm).apply(array_of(x))));
+Value StockOps::per_layer_inputs(const Value& x, const PerLayerInputs& inputs) {
+  const auto scaled = [](const mx::array& a, float by) { return mx::multiply(a, mx::array(by, a.dtype())); };
+  const auto by_layer = [&](const mx::array& a) { return mx::unflatten(a, -1, {inputs.layers, inputs.width}); };
+  const mx::array own = by_layer(scaled(stock(inputs.table).look_up(tokens_), inputs.table_scale));
+  const mx::array projected =
+      stock(inputs.norm).apply(by_layer(scaled(stock(inputs.projection).apply(array_of(x)), inputs.projection_scale)));
+  return wrap(scaled(mx::add(projected, own), inputs.scale));
+}
+
+Value StockOps::per_layer_gate(const Value& x, const PerLayerGate& gate, const Value& inputs, int layer) {
+  const mx::array own = mx::take(array_of(inputs), layer, 2);
+  const mx::array gated = mx::multiply(gelu_({stock(gate.gate).apply(array_of(x))}).front(), own);
+  const mx::array branch = stock(gate.post_norm).apply(stock(gate.projection).apply(gated));
+  return wrap(times(mx::add(array_of(x), branch), gate.post_factor));
+}
+
+Value StockOps::logits(const Value& x, const NormPtr& norm, const LinearPtr& head, float softcap) {
+  mx::array scores = stock(head).apply(stock(norm).apply(array_of(x)));
+  if (softcap == 0.0F) return wrap(std::move(scores));
+  auto cap = softcaps_.find(softcap);
+  if (cap == softcaps_.end()) {
+    // logit_softcap of gemma4_text
+    const auto capped = [softcap](const std::vector<mx::array>& inputs) -> std::vector<mx::array> {
+      const mx::array bound(softcap, inputs[0].dtype());
+      return {mx::multiply(mx::tanh(mx::divide(inputs[0], bound)), bound)};
+    };
+    cap = softcaps_.emplace(softcap, mx::compile(Compiled(capped), /*shapeless=*/true)).first;
+  }
+  return wrap(cap->second({std::move(scores)}).front());
 }
 
 }  // namespace galley::ops

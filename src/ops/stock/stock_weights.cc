@@ -101,7 +101,7 @@ StockLinear::StockLinear(const MatrixSource& source, const VectorSource* bias, c
   rows = source.rows();
   cols = source.cols();
   if (bias != nullptr) {
-    bias_ = as_type(bias->values, {rows}, numerics.float32 ? ElementType::f32 : bias->type);
+    bias_ = stock_vector(*bias, numerics);
   }
 }
 
@@ -123,11 +123,18 @@ mx::array StockLinear::look_up(const mx::array& tokens) const {
 }
 
 StockNorm::StockNorm(const VectorSource& weight, float epsilon, const StockNumerics& numerics)
-    : weight_(as_type(weight.values, {static_cast<int>(weight.values.size())},
-                      numerics.float32 ? ElementType::f32 : weight.type)) {
+    : weight_(stock_vector(weight, numerics)) {
   eps = epsilon;
 }
 
 mx::array StockNorm::apply(const mx::array& x) const { return mx::fast::rms_norm(x, weight_, eps); }
+
+StockFactor::StockFactor(const VectorSource& one_number, const StockNumerics& numerics)
+    : number(stock_vector(one_number, numerics)) {}
+
+mx::array stock_vector(const VectorSource& source, const StockNumerics& numerics) {
+  return as_type(source.values, {static_cast<int>(source.values.size())},
+                 numerics.float32 ? ElementType::f32 : source.type);
+}
 
 }  // namespace galley::ops

@@ -49,10 +49,19 @@ class StockLinear final : public Linear {
 class StockNorm final : public Norm {
  public:
   StockNorm(const VectorSource& weight, float epsilon, const StockNumerics& numerics);
+  explicit StockNorm(float epsilon) { eps = epsilon; }
   [[nodiscard]] mlx::core::array apply(const mlx::core::array& x) const;
 
  private:
-  mlx::core::array weight_;
+  std::optional<mlx::core::array> weight_;
 };
+
+struct StockFactor final : Factor {
+  StockFactor(const VectorSource& one_number, const StockNumerics& numerics);
+  mlx::core::array number;  ///< [1]
+};
+
+/// A vector in the type that it is stored in, or in float32.
+mlx::core::array stock_vector(const VectorSource& source, const StockNumerics& numerics);
 
 }  // namespace galley::ops
