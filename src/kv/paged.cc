@@ -40,6 +40,14 @@ PagedKv::PagedKv(std::span<const ops::AttentionSpec> layers, kernels::KvElement 
   }
 }
 
+void PagedKv::copy(std::int32_t from, std::int32_t to) {
+  for (const ops::PagedLayerKv& layer : layers_) {
+    const std::size_t n = layer.view.block_stride;
+    std::memcpy(layer.view.data + static_cast<std::size_t>(to) * n,
+                layer.view.data + static_cast<std::size_t>(from) * n, n);
+  }
+}
+
 void PagedKv::copy_out(std::int32_t block, std::span<std::byte> bytes) const {
   for (const ops::PagedLayerKv& layer : layers_) {
     const std::size_t n = layer.view.block_stride;

@@ -29,6 +29,8 @@ class PagedKv {
   [[nodiscard]] BlockPool& pool() { return pool_; }
   [[nodiscard]] std::span<ops::LayerKv* const> layers() const { return pointers_; }
 
+  /// Makes block `to` hold what `from` holds. No step in flight.
+  void copy(std::int32_t from, std::int32_t to);
   /// The bytes of a block, layer after layer, to or from `bytes` [block_bytes()]. No step in flight.
   void copy_out(std::int32_t block, std::span<std::byte> bytes) const;
   void copy_in(std::int32_t block, std::span<const std::byte> bytes);

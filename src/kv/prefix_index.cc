@@ -1,20 +1,14 @@
 #include "kv/prefix_index.h"
 
 #include <algorithm>
-#include <functional>
+#include <iterator>
 #include <stdexcept>
-#include <string_view>
 
 namespace galley::kv {
 
-std::size_t PrefixIndex::Hash::hash(const KeyView& key) {
-  const std::string_view bytes(reinterpret_cast<const char*>(key.tokens.data()), key.tokens.size_bytes());
-  const std::size_t tokens = std::hash<std::string_view>{}(bytes);
-  return tokens ^ (static_cast<std::size_t>(static_cast<std::uint32_t>(key.parent)) * 0x9E3779B97F4A7C15ULL);
-}
-
-bool PrefixIndex::Equal::equal(const KeyView& a, const KeyView& b) {
-  return a.parent == b.parent && std::ranges::equal(a.tokens, b.tokens);
+bool PrefixIndex::Before::before(const KeyView& a, const KeyView& b) {
+  if (a.parent != b.parent) return a.parent < b.parent;
+  return std::ranges::lexicographical_compare(a.tokens, b.tokens);
 }
 
 PrefixIndex::PrefixIndex(BlockPool& pool) : pool_(&pool) {
@@ -32,6 +26,22 @@ std::vector<std::int32_t> PrefixIndex::find(std::int32_t parent, std::span<const
     found.push_back(parent = child->second);
   }
   return found;
+}
+
+std::optional<PrefixIndex::Part> PrefixIndex::find_part(std::int32_t parent,
+                                                        std::span<const std::int32_t> tokens) const {
+  std::optional<Part> best;
+  const auto consider = [&](auto child) {
+    if (child->first.parent != parent) return;
+    const auto differs = std::ranges::mismatch(child->first.tokens, tokens).in2;
+    const auto common = static_cast<std::size_t>(differs - tokens.begin());
+    if (common > (best ? best->tokens : 0)) best = Part{child->second, common};
+  };
+  // In lexicographic order, what begins most like a text stands right before or after its place.
+  const auto place = children_.lower_bound(KeyView{parent, tokens});
+  if (place != children_.end()) consider(place);
+  if (place != children_.begin()) consider(std::prev(place));
+  return best;
 }
 
 std::int32_t PrefixIndex::insert(std::int32_t parent, std::span<const std::int32_t> tokens, std::int32_t block) {

@@ -2,11 +2,13 @@
 //
 // Live rows, finished rows and the prompt cache share what they have in common through it (RadixAttention, Zheng et al.
 // 2023; with blocks as edges, as in vLLM's prefix caching). A row's KV depends on its own tokens alone, down to the
-// bits, so it does not matter who computed a block. A step down is one hash lookup. Engine thread only, free of MLX.
+// bits, so it does not matter who computed a block. A step down is one search in an ordered map, which also finds the
+// block that has most in common with a text that ends, or goes another way, within it. Engine thread only, free of MLX.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <unordered_map>
@@ -31,6 +33,15 @@ class PrefixIndex {
   /// The known blocks that continue the text ending in block `parent` with `tokens`, in order, whole blocks only.
   /// They are not retained: before anything else is taken from the pool the caller retains those it wants.
   [[nodiscard]] std::vector<std::int32_t> find(std::int32_t parent, std::span<const std::int32_t> tokens) const;
+
+  /// The known block that continues the text ending in block `parent` with more of the first of `tokens` than any
+  /// other, and how many these are: fewer than a block's worth if find() was asked before. Nothing: none begins alike.
+  /// Not retained either; whoever wants the part makes a copy.
+  struct Part {
+    std::int32_t block;
+    std::size_t tokens;
+  };
+  [[nodiscard]] std::optional<Part> find_part(std::int32_t parent, std::span<const std::int32_t> tokens) const;
 
   /// Block `block` (held) has the KV of `tokens` (one block's worth) after the text that ends in `parent` (held and
   /// known, or kRoot). Returns the block known for this text from now on: `block`, or one that was known before and
@@ -61,15 +72,11 @@ class PrefixIndex {
   };
   static KeyView view(const Key& key) { return {key.parent, key.tokens}; }
   static KeyView view(const KeyView& key) { return key; }
-  struct Hash {
+  /// Blocks of one parent stand side by side, in the order of their tokens.
+  struct Before {
     using is_transparent = void;
-    std::size_t operator()(const auto& key) const { return hash(view(key)); }
-    static std::size_t hash(const KeyView& key);
-  };
-  struct Equal {
-    using is_transparent = void;
-    bool operator()(const auto& a, const auto& b) const { return equal(view(a), view(b)); }
-    static bool equal(const KeyView& a, const KeyView& b);
+    bool operator()(const auto& a, const auto& b) const { return before(view(a), view(b)); }
+    static bool before(const KeyView& a, const KeyView& b);
   };
   struct Known {
     const Key* key = nullptr;  ///< in `children_`
@@ -79,8 +86,8 @@ class PrefixIndex {
   void forget(std::int32_t block);
 
   BlockPool* pool_;
-  std::unordered_map<Key, std::int32_t, Hash, Equal> children_;  ///< (parent, tokens) to block
-  std::unordered_map<std::int32_t, Known> blocks_;               ///< by block id
+  std::map<Key, std::int32_t, Before> children_;    ///< (parent, tokens) to block
+  std::unordered_map<std::int32_t, Known> blocks_;  ///< by block id
   std::function<void(std::int32_t)> forgotten_;
 };
 

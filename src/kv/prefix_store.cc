@@ -49,7 +49,8 @@ struct PrefixStore::Close {
   void operator()(sqlite3_stmt* statement) const { sqlite3_finalize(statement); }
 };
 
-/// A prepared statement. Use: bind, step until false, reset; all throw SqliteError. One left in the middle holds a lock.
+/// A prepared statement. Use: bind, step until false, reset; all throw SqliteError. One left in the middle holds a
+/// lock.
 class PrefixStore::Statement {
  public:
   Statement() = default;

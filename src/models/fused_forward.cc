@@ -120,10 +120,37 @@ Reuse FusedForward::reuse(RowId id) {
     if (archive_ && flying_.empty()) load_stored(row);
   }
   Reuse reuse;
+  reuse.wait = awaits_leader(id, row);
+  if (!reuse.wait && flying_.empty()) copy_part(id, row);
   reuse.tokens = row.tokens.size() - row.told;
   row.told = row.tokens.size();
-  reuse.wait = awaits_leader(id, row);
   return reuse;
+}
+
+/// Copies on write: where another text, known or being computed, goes a part of a block along with the prompt, the row
+/// begins its own block with a copy of that part.
+void FusedForward::copy_part(RowId id, Row& row) {
+  const auto length = static_cast<std::size_t>(row.kv.length());
+  const auto block_tokens = static_cast<std::size_t>(kv_.pool().block_tokens());
+  if (row.known * block_tokens != length || length + 1 >= row.prompt.size()) return;
+  const std::int32_t parent = row.known == 0 ? kv::PrefixIndex::kRoot : row.kv.table().back();
+  const auto rest = row.prompt.subspan(length, std::min(block_tokens, row.prompt.size() - 1 - length));
+  kv::PrefixIndex::Part part = index_.find_part(parent, rest).value_or(kv::PrefixIndex::Part{});
+  for (const auto& [other_id, other] : rows_) {
+    if (other_id == id || other.left || other.tokens.size() <= length) continue;
+    // Blocks of one text are the same for all rows, so the one before tells whether all before is the same.
+    if (row.known > 0 && other.kv.table()[row.known - 1] != parent) continue;
+    const auto theirs = std::span(other.tokens).subspan(length);
+    const auto common = static_cast<std::size_t>(std::ranges::mismatch(rest, theirs).in1 - rest.begin());
+    if (common > part.tokens) part = {other.kv.table()[row.known], common};
+  }
+  kv::BlockPool& pool = kv_.pool();
+  if (part.tokens == 0 || (pool.references(part.block) == 0 && pool.unreserved() == 0)) return;
+  pool.retain(part.block);  // or the growth could evict it
+  row.kv.grow(pool, static_cast<int>(part.tokens));
+  kv_.copy(part.block, row.kv.table().back());
+  pool.release(part.block);
+  row.tokens.insert(row.tokens.end(), rest.begin(), rest.begin() + static_cast<std::ptrdiff_t>(part.tokens));
 }
 
 /// Goes on with what an earlier process has computed; the index knows nothing more.
@@ -156,13 +183,12 @@ void FusedForward::elect_leader(RowId id, Row& row) const {
   row.leader = kNobody;
   row.lead = static_cast<std::size_t>(row.kv.length());
   if (row.prompt.empty()) return;
-  const auto block_tokens = static_cast<std::size_t>(kv_.pool().block_tokens());
   for (const auto& [other_id, other] : rows_) {
     if (other_id >= id) break;
     if (other.left || static_cast<std::size_t>(other.kv.length()) >= other.prompt.size()) continue;
     const auto mine = row.prompt.first(row.prompt.size() - 1);
     const auto differs = std::ranges::mismatch(mine, other.prompt).in1;
-    const auto common = static_cast<std::size_t>(differs - mine.begin()) / block_tokens * block_tokens;
+    const auto common = static_cast<std::size_t>(differs - mine.begin());
     if (common <= row.lead) continue;
     row.leader = other_id;
     row.lead = common;

@@ -63,7 +63,7 @@ class FusedForward final : public Forward {
     std::size_t known = 0;             ///< of its blocks, those in the index
     std::size_t told = 0;              ///< tokens of the prompt that were fed or said to be reused
     RowId leader = kNobody;            ///< an earlier row whose prompt begins alike and is being computed
-    std::size_t lead = 0;              ///< tokens that prompt and the leader's have in common, in whole blocks
+    std::size_t lead = 0;              ///< tokens that prompt and the leader's have in common
   };
   static constexpr RowId kNobody = -1;
   struct Flight {
@@ -89,6 +89,7 @@ class FusedForward final : public Forward {
   /// Puts the blocks that a collected step filled into the index.
   void remember(Row& row);
   void load_stored(Row& row);
+  void copy_part(RowId id, Row& row);
   [[nodiscard]] bool awaits_leader(RowId id, Row& row);
   void elect_leader(RowId id, Row& row) const;
 

@@ -48,6 +48,31 @@ TEST(BlockPool, CachedBlocksAreEvictedOldestFirst) {
   EXPECT_EQ(pool.free(), 2);
 }
 
+TEST(PrefixIndex, FindsTheBlockWithMostInCommon) {
+  BlockPool pool(8, 4);
+  PrefixIndex index(pool);
+  const auto part = [&](std::int32_t parent, const Tokens& tokens) {
+    const auto found = index.find_part(parent, tokens);
+    return found ? std::pair(found->block, found->tokens) : std::pair(-9, std::size_t{0});
+  };
+  const std::pair nothing(-9, std::size_t{0});
+  EXPECT_EQ(part(PrefixIndex::kRoot, {1, 2}), nothing);
+  const std::int32_t a = take(pool), b = take(pool), c = take(pool), d = take(pool);
+  index.insert(PrefixIndex::kRoot, Tokens{1, 2, 3, 4}, a);
+  index.insert(PrefixIndex::kRoot, Tokens{1, 2, 5, 6}, b);
+  index.insert(PrefixIndex::kRoot, Tokens{9, 9, 9, 9}, c);
+  index.insert(a, Tokens{1, 7, 7, 7}, d);
+  EXPECT_EQ(part(PrefixIndex::kRoot, {1, 2, 3, 9}), std::pair(a, std::size_t{3}));
+  EXPECT_EQ(part(PrefixIndex::kRoot, {1, 2, 5}), std::pair(b, std::size_t{3}));
+  EXPECT_EQ(part(PrefixIndex::kRoot, {1, 2, 4, 9}).second, 2U);
+  EXPECT_EQ(part(PrefixIndex::kRoot, {1}).second, 1U);
+  EXPECT_EQ(part(PrefixIndex::kRoot, {9, 9, 9, 9}), std::pair(c, std::size_t{4}));
+  EXPECT_EQ(part(PrefixIndex::kRoot, {2, 2}), nothing);
+  EXPECT_EQ(part(PrefixIndex::kRoot, {}), nothing);
+  EXPECT_EQ(part(a, {1, 7, 8}), std::pair(d, std::size_t{2}));
+  EXPECT_EQ(part(b, {1, 7, 8}), nothing) << "the same tokens, but after another text";
+}
+
 TEST(PrefixIndex, FindsTheLongestKnownBeginning) {
   BlockPool pool(8, 2);
   PrefixIndex index(pool);

@@ -117,7 +117,8 @@ TEST(PrefixReuse, AnAnswerIsTheSameColdOrFromTheCache) {
   const Tokens& said = server.answers[0]->tokens;
   // The same again, another question, and the next turn of the same conversation.
   const std::vector<Tokens> prompts{question, system + text(33, 3), question + said + text(9, 4), text(70, 5)};
-  const std::vector<int> cached{96, 96, 128, 0};  // whole blocks of 32: 119 of 120, 100 of 133, 159 of 169 tokens
+  // All but the last token; all that is common; the whole blocks of 32 of a conversation that went on; nothing.
+  const std::vector<int> cached{119, 100, 128, 0};
   for (std::size_t i = 0; i < prompts.size(); ++i) {
     const std::size_t n = server.ask(prompts[i], 30);
     server.run();
@@ -138,8 +139,50 @@ TEST(PrefixReuse, AtLeastTheLastTokenIsComputed) {
   server.run();
   server.ask(prompt, 5);
   server.run();
-  EXPECT_EQ(server.answers[1]->usage.cached_tokens, 32);
+  EXPECT_EQ(server.answers[1]->usage.cached_tokens, 63);
   EXPECT_TRUE(server.answers[1]->says(*server.answers[0]));
+}
+
+TEST(PrefixReuse, APartOfABlockIsCopiedAndTheOriginalStays) {
+  const auto forward = make_forward();
+  Server server(*forward);
+  const Tokens first = text(50, 1) + text(30, 2), second = text(50, 1) + text(30, 3);  // they part within a block
+  for (const Tokens& prompt : {first, second, first, second}) {
+    const std::size_t n = server.ask(prompt, 20);
+    server.run();
+    EXPECT_TRUE(server.answers[n]->says(alone(prompt, 20)));
+  }
+  EXPECT_EQ(server.answers[1]->usage.cached_tokens, 50);
+  EXPECT_EQ(server.answers[2]->usage.cached_tokens, 79);
+  // Of a row that still runs, too: its block is not full yet.
+  server.ask(text(40, 7), 30);
+  server.scheduler.tick();
+  const std::size_t n = server.ask(text(36, 7) + text(9, 8), 30);
+  server.run();
+  EXPECT_EQ(server.answers[n]->usage.cached_tokens, 36);
+  EXPECT_TRUE(server.answers[n]->says(alone(text(36, 7) + text(9, 8), 30)));
+  EXPECT_TRUE(server.answers[n - 1]->says(alone(text(40, 7), 30)));
+}
+
+TEST(PrefixReuse, ManyRowsUnderOneLongPromptCostLittleMoreThanOne) {
+  const Tokens system = text(1000, 1);
+  const auto forward = make_forward(40'000'000);
+  Server server(*forward, 32, 256);
+  std::size_t own = 0;
+  for (int i = 0; i < 32; ++i) {
+    const Tokens question = text(20 + i, 10 + i);
+    own += question.size();
+    server.ask(system + question, 10);
+  }
+  std::size_t most = 0;
+  while (!server.scheduler.idle()) {
+    server.scheduler.tick();
+    most = std::max(most, forward->kv().used_bytes);
+  }
+  EXPECT_EQ(server.tally.prompt_tokens, system.size() + own);
+  // Of each row, a part of a block is not used, and the beginning of its first own block is a copy.
+  const std::size_t tokens = system.size() + own + 32U * 10U;
+  EXPECT_LE(most, forward->bytes_for(static_cast<int>(tokens)) * 115 / 100 + forward->bytes_for(32 * 32));
 }
 
 TEST(PrefixReuse, RowsThatArriveTogetherComputeTheirCommonBeginningOnce) {
@@ -151,13 +194,13 @@ TEST(PrefixReuse, RowsThatArriveTogetherComputeTheirCommonBeginningOnce) {
   std::size_t own = 0;
   for (const Tokens& prompt : prompts) {
     server.ask(prompt, 12);
-    own += prompt.size() - 192;  // what lies beyond the common whole blocks
+    own += prompt.size() - system.size();
   }
   server.run();
-  EXPECT_EQ(server.tally.prompt_tokens, 192 + own);
+  EXPECT_EQ(server.tally.prompt_tokens, system.size() + own);
   for (std::size_t i = 0; i < prompts.size(); ++i) {
     EXPECT_TRUE(server.answers[i]->says(alone(prompts[i], 12))) << i;
-    EXPECT_EQ(server.answers[i]->usage.cached_tokens, i == 0 ? 0 : 192);
+    EXPECT_EQ(server.answers[i]->usage.cached_tokens, i == 0 ? 0 : 200);
   }
 }
 
@@ -174,7 +217,7 @@ TEST(PrefixReuse, WhenTheFirstOfThemLeavesAnotherGoesOn) {
   server.run();
   EXPECT_TRUE(server.answers[1]->says(alone(system + text(6, 3), 10)));
   EXPECT_TRUE(server.answers[2]->says(alone(system + text(7, 4), 10)));
-  EXPECT_EQ(server.answers[2]->usage.cached_tokens, 288);
+  EXPECT_EQ(server.answers[2]->usage.cached_tokens, 300);
   EXPECT_EQ(forward->kv().used_bytes, 0U);
 }
 
