@@ -42,6 +42,13 @@ int run(int argc, char** argv) {
                    "folder where KV of prompts outlives the process (fused), up to the size of the KV budget")
       ->check(CLI::NonexistentPath | CLI::ExistingDirectory);
   serve_command
+      ->add_option(
+          "--prefill-stretch", serve_options.prefill_stretch,
+          "while streams run, a step with a prompt takes at most so many times as long as one without (fused); "
+          "more: faster prefill, longer gaps; 0: no bound")
+      ->check(CLI::Range(0.0, 1000.0))
+      ->capture_default_str();
+  serve_command
       ->add_option("--prefill-step", serve_options.model.prefill_step,
                    "prompt tokens in one step; more: faster prefill, longer gaps in running streams "
                    "[256 fused, 2048 stock]")

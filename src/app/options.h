@@ -41,6 +41,7 @@ struct ServeOptions {
   std::string host = "127.0.0.1";
   int port = 8080;
   int prompt_concurrency = 8;
+  double prefill_stretch = 2.5;
   int max_tokens = 2048;
   int max_queue = 256;
   double drain_timeout_s = 30;

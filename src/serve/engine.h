@@ -18,8 +18,10 @@ struct EngineOptions {
   int batch = 1;               ///< rows that may share a step; 1: serial lane only
   int prompt_concurrency = 8;  ///< prompts prefilled together
   int prefill_step = 512;      ///< prompt tokens a step, over all rows that prefill
-  int max_queue = 256;         ///< waiting requests beyond which submit() refuses with 429
-  int context = 0;             ///< tokens a row may hold (prompt + generated)
+  /// How much longer a prompt may make the steps of running rows (fused), see PrefillPace; 0: no bound.
+  double prefill_stretch = 0;
+  int max_queue = 256;  ///< waiting requests beyond which submit() refuses with 429
+  int context = 0;      ///< tokens a row may hold (prompt + generated)
 };
 
 /// What the engine thread runs on; made on that thread by a Loader because MLX arrays belong to the thread that made

@@ -23,7 +23,9 @@ Gateway::Gateway(Lanes lanes, const EngineOptions& options, Tally& tally) : opti
   if (options_.batch > 1) {
     if (!lanes.batched) throw Error(500, "the loader made no forward for the batched lane", "engine_setup");
     scheduler_.emplace(*lanes.batched,
-                       SchedulerOptions{options_.batch, options_.prompt_concurrency, options_.prefill_step, 0}, &tally);
+                       SchedulerOptions{options_.batch, options_.prompt_concurrency, options_.prefill_step, 0,
+                                        options_.prefill_stretch},
+                       &tally);
   }
   serial_.emplace(*lanes.serial, options_.prefill_step, &tally);
   lanes_ = std::move(lanes);

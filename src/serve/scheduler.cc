@@ -1,12 +1,16 @@
 #include "serve/scheduler.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace galley::serve {
 
 Scheduler::Scheduler(models::Forward& forward, const SchedulerOptions& options, Tally* tally)
-    : forward_(&forward), options_(options), batch_(forward, tally) {
+    : forward_(&forward),
+      options_(options),
+      batch_(forward, tally),
+      pace_(options.prefill_stretch, static_cast<std::size_t>(std::max(options.prefill_step, 1))) {
   options_.batch = std::max(options_.batch, 1);
   options_.prefill_step = std::max(options_.prefill_step, 1);
   options_.prompt_concurrency = std::clamp(options_.prompt_concurrency, 1, options_.batch);
@@ -53,9 +57,15 @@ void Scheduler::tick_ragged() {
   // Running rows come first: only what they leave is there for those that wait.
   models::StepPlan plan = plan_decode();
   admit(options_.max_rows - batch_.rows());
-  batch_.add_shared_prompts(plan, static_cast<std::size_t>(options_.prefill_step));
+  batch_.add_shared_prompts(plan, pace_.budget(plan.decode.size(), static_cast<std::size_t>(batch_.prefilling())));
+  const auto start = std::chrono::steady_clock::now();
   const bool launched = batch_.launch(plan);
-  batch_.collect(launched && forward_->traits().look_ahead ? 1 : 0);
+  const bool look_ahead = forward_->traits().look_ahead;
+  batch_.collect(launched && look_ahead ? 1 : 0);
+  if (!launched || look_ahead) return;
+  std::size_t prompt_tokens = 0;
+  for (const models::PromptPart& part : plan.prompt) prompt_tokens += part.tokens.size();
+  pace_.note(plan.decode.size(), prompt_tokens, std::chrono::steady_clock::now() - start);
 }
 
 /// A step of all decoding rows, after those had to go for which there is no KV.

@@ -3,9 +3,10 @@
 // The server's engine thread calls tick() in a loop; a parity run or a test makes a Scheduler of its own over any
 // Forward, enqueues rows when it likes and calls tick() by hand. The Forward's traits choose the policy:
 //
-//   ragged (split_forwards = false)  one launch a tick: all decoding rows, and up to prefill_step prompt tokens shared
-//       by up to prompt_concurrency prompts. A prompt's last piece emits its first token. When the KV that the decoding
-//       rows need can't be had, the rows that arrived last are preempted: they return to their place in the queue.
+//   ragged (split_forwards = false)  one launch a tick: all decoding rows, and up to prefill_step prompt tokens (fewer
+//       while rows decode, see PrefillPace) shared by up to prompt_concurrency prompts. A prompt's last piece emits its
+//       first token. When the KV that the decoding rows need can't be had, the rows that arrived last are preempted:
+//       they return to their place in the queue.
 //   split (split_forwards = true)    mlx-lm's BatchGenerator, tick for tick: decode all of G; collect what was launched
 //       before; drop the finished; return when G is full; admit min(prompt_concurrency - P, batch - G, queue); then one
 //       launch with the prompts' parts: a prompt that has one token left emits from it, the others give up to
@@ -20,6 +21,7 @@
 
 #include "models/forward.h"
 #include "serve/batch.h"
+#include "serve/prefill_pace.h"
 #include "serve/row.h"
 
 namespace galley::serve {
@@ -31,6 +33,8 @@ struct SchedulerOptions {
   /// Rows in both states together. 0: `batch`, never more. mlx-lm lets G overshoot by prompt_concurrency - 1, because
   /// it doesn't subtract P when it admits; batch + prompt_concurrency reproduces that.
   int max_rows = 0;
+  /// Ragged: what a prompt may do to the steps of running rows, see PrefillPace. 0: no bound.
+  double prefill_stretch = 0;
 };
 
 /// When a step throws and the forward recovers, its rows run again, one by one: each goes on where it was, and the one
@@ -71,6 +75,7 @@ class Scheduler {
   SchedulerOptions options_;
   std::deque<std::unique_ptr<Row>> queue_;  ///< by arrival, preempted rows too
   Batch batch_;
+  PrefillPace pace_;
   std::uint64_t arrivals_ = 0;
   std::uint64_t alone_until_ = 0;  ///< rows that arrived by then run alone: a step that failed was theirs
   std::uint64_t admitted_ = 0;
