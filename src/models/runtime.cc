@@ -20,8 +20,8 @@
 
 namespace galley::models {
 
-const std::vector<std::string> kFusedOpNames = {"embed",     "norm-linear", "attend", "linear-residual",
-                                                "gated-mlp", "moe",         "logits"};
+const std::vector<std::string> kFusedOpNames = {"embed",     "norm-linear", "attend",    "linear-residual",
+                                                "gated-mlp", "moe",         "per-layer", "logits"};
 
 int usable_processors() {
 #ifdef __linux__
@@ -48,7 +48,8 @@ namespace {
 
 ops::FusedSwitches switches_of(const std::vector<std::string>& off) {
   ops::FusedSwitches s;
-  bool* const flags[] = {&s.embed, &s.norm_linear, &s.attend, &s.linear_residual, &s.gated_mlp, &s.moe, &s.logits};
+  bool* const flags[] = {&s.embed,     &s.norm_linear, &s.attend,    &s.linear_residual,
+                         &s.gated_mlp, &s.moe,         &s.per_layer, &s.logits};
   for (const std::string& name : off) {
     const auto at = std::ranges::find(kFusedOpNames, name);
     if (at == kFusedOpNames.end()) throw Error(400, "no fused op is called " + name);

@@ -85,7 +85,7 @@ struct GatedMlp {
   LinearPtr gate, up, down;
   Activation activation = Activation::silu;
   NormPtr post_norm{};      ///< of the result, before it is added to the residual; null: none
-  FactorPtr post_factor{};  ///< of the sum; null: none
+  FactorPtr post_factor{};  ///< of the sum, where a post_norm is too; null: none
 };
 
 /// Static facts of a mixture of experts: gated MLPs of which a router picks a few for every token.

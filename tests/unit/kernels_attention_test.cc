@@ -203,6 +203,60 @@ TEST_P(AttentionTest, QkvMatchesReference) {
   }
 }
 
+TEST_P(AttentionTest, ValuesCanBeTheKeysBeforeTheirNorm) {
+  // q and k, the keys taken for values too: the same bits as q, k and once more k.
+  Context context(isa(), 2);
+  constexpr int kRows = 14, kHeads = 2, kKvHeads = 2;
+  for (const int dim : {48, 512}) {
+    for (const KvElement element : {KvElement::f32, KvElement::f16}) {
+      const TestMatrix q_matrix({kHeads * dim, 64, 4, 32}), k_matrix({kKvHeads * dim, 64, 4, 32});
+      const Floats x = random_floats(kRows * 64, 3), rope = rope_table(64, dim);
+      const Floats k_norm = random_floats(static_cast<std::size_t>(dim), 9);
+      const Floats v_norm(static_cast<std::size_t>(dim), 1.0F);
+      std::vector<Floats> found;
+      for (const bool taken : {true, false}) {
+        std::vector<const ops::MatrixSource*> parts{&q_matrix, &k_matrix};
+        if (!taken) parts.push_back(&k_matrix);
+        const PackedMatrix w = PackedMatrix::concatenate(context.isa(), parts);
+        TestPool pool(element, kKvHeads, dim, 32, 4);
+        const auto table = pool.table(64);
+        const std::vector<const std::int32_t*> tables(kRows, table.data());
+        std::vector<std::int32_t> position;
+        for (int r = 0; r < kRows; ++r) position.push_back(25 + r);
+        Activations in;
+        context.reshape(in, kRows, w, false);
+        norm_quantize(context, x.data(), 64, nullptr, nullptr, in);
+        Floats all(static_cast<std::size_t>(kRows * kHeads * dim));
+        QkvOutput to;
+        to.places = {kRows, position.data(), tables.data()};
+        to.kv = pool.kv;
+        to.heads = kHeads;
+        to.q = all.data();
+        to.rope = {rope.data(), dim, false};
+        to.k_norm = k_norm.data();
+        to.v_norm = v_norm.data();
+        to.values_are_keys = taken;
+        linear_qkv(context, {&w, &in}, to);
+        const std::size_t queries = all.size();
+        for (const int p : position) {
+          for (int h = 0; h < kKvHeads; ++h) {
+            for (int d = 0; d < dim; ++d) all.push_back(pool.key(table.data(), p, h, d));
+            for (int d = 0; d < dim; ++d) all.push_back(pool.value(table.data(), p, h, d));
+            double square = 0;
+            for (auto v = all.end() - dim; v != all.end(); ++v)
+              square += static_cast<double>(*v) * static_cast<double>(*v);
+            EXPECT_NEAR(square / dim, 1.0, 2e-3);  // normed
+          }
+        }
+        EXPECT_TRUE(std::ranges::none_of(all, [](float v) { return std::isnan(v); }));
+        EXPECT_GT(all.size(), queries);
+        found.push_back(std::move(all));
+      }
+      EXPECT_EQ(found[0], found[1]) << dim;
+    }
+  }
+}
+
 TEST_P(AttentionTest, MatchesReference) {
   const std::vector<Shape> shapes = {
       {4, 2, 16},
@@ -210,6 +264,7 @@ TEST_P(AttentionTest, MatchesReference) {
       {16, 2, 128},
       {4, 4, 48, KvElement::bf16},
       {8, 1, 256, KvElement::f32},
+      {4, 2, 512, KvElement::f16, 40},
       {9, 3, 64, KvElement::f32, 20},
       {4, 2, 16, KvElement::bf16, 7, 0, 16},
       {9, 3, 64, KvElement::f16, 0, 5.0F},

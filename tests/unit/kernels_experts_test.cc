@@ -117,6 +117,31 @@ TEST_P(ExpertMixtures, MatchesTheReference) {
   }
 }
 
+TEST_P(ExpertMixtures, FactorsMultiplyTheWeightsAndTheResidualCanStayOut) {
+  Context context(isa(), 2);
+  const Mixture m(context, 0, 0);
+  const Floats x = random_floats(kHidden, 1), scores{0.5F, 3, -1, 2, 0, 1, -2};
+  MoeLayer moe = m.layer(true);
+  const Floats with = run(context, moe, scores, x);
+  moe.residual = false;
+  const Floats without = run(context, moe, scores, x);
+  for (std::size_t k = 0; k < kHidden; ++k) EXPECT_EQ(without[k] + x[k], with[k]);
+  const Floats halves(kExperts, 0.5F);
+  moe.factors = halves.data();
+  const Floats halved = run(context, moe, scores, x);
+  for (std::size_t k = 0; k < kHidden; ++k) EXPECT_FLOAT_EQ(halved[k], 0.5F * without[k]);
+  const Floats second{1, 0, 1, 1, 1, 1, 1};  // of the picks 1, 3, 5 the first does not count
+  moe.factors = second.data();
+  const Floats partial = run(context, moe, scores, x);
+  const auto all = reference(m, scores.data(), x.data(), {1, 3, 5}, false);
+  const auto first = reference(m, scores.data(), x.data(), {1}, false);
+  double every = 0, chosen = 0;
+  for (const float s : scores) every += std::exp(static_cast<double>(s));
+  for (const int e : {1, 3, 5}) chosen += std::exp(static_cast<double>(scores[static_cast<std::size_t>(e)]));
+  for (std::size_t k = 0; k < kHidden; ++k)
+    EXPECT_NEAR(partial[k], (all[k] - first[k]) * every / chosen, 1e-4 * (1 + std::fabs(all[k])));
+}
+
 TEST_P(ExpertMixtures, ARowsBitsAreItsOwn) {
   constexpr int kRows = 40;
   const Floats x = random_floats(static_cast<std::size_t>(kRows * kHidden), 3);

@@ -88,6 +88,24 @@ TEST_P(PostNorm, ARowsBitsDontDependOnItsNeighbours) {
   }
 }
 
+TEST_P(PostNorm, TheSumCanBeScaledAndStartFromNothingInPlace) {
+  constexpr std::size_t n = 96;
+  Context context(select_isa(GetParam()), 2);
+  const Floats x = random_floats(5 * n, 1), weight = random_floats(n, 3), nothing(5 * n, 0.0F);
+  Floats plain(5 * n), y = x;
+  norm_residual(context, x.data(), 5, n, weight.data(), kEps, {nothing.data(), plain.data(), n});
+  Residual to;
+  to.y = y.data();
+  to.ld = n;
+  to.whole = 2.0F;
+  norm_residual(context, y.data(), 5, n, weight.data(), kEps, to);
+  for (std::size_t i = 0; i < y.size(); ++i) EXPECT_EQ(y[i], 2.0F * plain[i]);
+  to.residual = to.y;
+  to.whole = 0.25F;
+  norm_residual(context, x.data(), 5, n, weight.data(), kEps, to);
+  for (std::size_t i = 0; i < y.size(); ++i) EXPECT_EQ(y[i], 0.25F * (2.0F * plain[i] + plain[i]));
+}
+
 TEST_P(PostNorm, AFaultyRowStaysAlone) {
   constexpr std::size_t n = 64;
   Context context(select_isa(GetParam()), 1);

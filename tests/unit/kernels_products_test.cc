@@ -232,6 +232,39 @@ TEST_P(Products, ArgMaxIsTheFirstLargest) {
   EXPECT_EQ(token[1], -1);
 }
 
+TEST_P(Products, ASoftCapBendsLogitsAndTheirArgMaxAlike) {
+  Context context(isa(), 3);
+  const TestMatrix m({1000, 64, 8, 32});
+  const PackedMatrix w = packed(context, m);
+  constexpr std::size_t kRows = 9;
+  Activations x;
+  fill(context, x, w, kRows, true, 31);
+  Floats plain(kRows * 1000), y(kRows * 1000), value(kRows);
+  linear(context, {&w, &x}, plain.data(), 1000);
+  for (const float cap : {30.0F, 0.01F}) {  // the small one makes many of them equal
+    linear(context, {&w, &x}, y.data(), 1000, cap);
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      const double exact =
+          static_cast<double>(cap) * std::tanh(static_cast<double>(plain[i]) / static_cast<double>(cap));
+      ASSERT_NEAR(y[i], exact, 1e-6 * static_cast<double>(cap)) << i;
+    }
+    std::vector<std::int32_t> token(kRows);
+    linear_argmax(context, {&w, &x}, token.data(), value.data(), cap);
+    for (std::size_t r = 0; r < kRows; ++r) {
+      const auto first = y.begin() + static_cast<std::ptrdiff_t>(r * 1000);
+      ASSERT_EQ(token[r], std::max_element(first, first + 1000) - first);
+      ASSERT_EQ(value[r], *std::max_element(first, first + 1000));
+    }
+  }
+  const TestMatrix one({1, 64, 0, 0, ops::ElementType::f32});
+  const PackedMatrix single = packed(context, one);
+  context.reshape(x, 1, single, false);
+  const Floats nan(64, std::nanf(""));
+  norm_quantize(context, nan.data(), 64, nullptr, nullptr, x);
+  linear(context, {&single, &x}, y.data(), 1, 30.0F);
+  EXPECT_TRUE(std::isnan(y[0]));
+}
+
 TEST_P(Products, AFaultyRowStaysFaultyAndAlone) {
   Context context(isa(), 1);
   const TestMatrix m({64, 64, 4, 32});

@@ -90,6 +90,42 @@ class MemoryCheckpoint final : public models::Checkpoint {
     return config;
   }
 
+  /// Gemma 4 in its three shapes, of two sliding layers to a full one; heads of full layers are larger.
+  enum class Gemma4 { dense, per_layer, experts };
+  static models::Config tiny_gemma4(Gemma4 shape) {
+    models::Config config;
+    config.family = "gemma4";
+    config.hidden = 128;
+    config.layers = 3;
+    config.heads = 4;
+    config.kv_heads = 2;
+    config.head_dim = 48;
+    config.intermediate = 192;
+    config.vocab = 160;
+    config.context = 512;
+    config.norm_eps = 1e-6F;
+    config.rope_base = 1e5F;
+    config.rope_scaling.type = "proportional";
+    config.rope_scaling.rotated = 0.25;
+    config.tied_head = true;
+    config.sliding = {.window = 24, .pattern = 3, .rope_base = 1e4F};
+    config.full = {.head_dim = 64, .kv_heads = 1, .keys_are_values = true};
+    config.logit_softcap = 8.0F;
+    if (shape == Gemma4::per_layer) {
+      config.layers = 6;  // the last three read the keys and values of the first three
+      config.full = {.head_dim = 64, .kv_heads = 2, .keys_are_values = false};
+      config.shared_kv = {.layers = 3, .double_wide_mlp = true};
+      config.per_layer = {.width = 64, .vocab = config.vocab};
+    }
+    if (shape == Gemma4::experts) {
+      config.experts.count = 12;
+      config.experts.per_token = 3;
+      config.experts.intermediate = 64;
+      config.experts.beside_mlp = true;
+    }
+    return config;
+  }
+
   /// Changes a tensor's values as they are read.
   std::function<void(const std::string& tensor, std::vector<float>& values)> edit;
   /// Matrices are affine with random codes instead of plain (`edit` doesn't see them).

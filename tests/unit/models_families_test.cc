@@ -40,7 +40,11 @@ void PrintTo(const Family& family, std::ostream* out) {
   if (family.weights) *out << " " << family.weights->bits << "-bit, groups of " << family.weights->group;
 }
 
-MemoryCheckpoint checkpoint_of(const Family& family) {
+Config config_of(const Family& family) {
+  using Gemma4 = MemoryCheckpoint::Gemma4;
+  if (family.name == "gemma4") return MemoryCheckpoint::tiny_gemma4(Gemma4::dense);
+  if (family.name == "e4b") return MemoryCheckpoint::tiny_gemma4(Gemma4::per_layer);
+  if (family.name == "moe") return MemoryCheckpoint::tiny_gemma4(Gemma4::experts);
   Config config;
   config.family = family.name;
   config.hidden = 128;
@@ -65,7 +69,11 @@ MemoryCheckpoint checkpoint_of(const Family& family) {
     config.sliding = {.window = 24, .pattern = 3, .rope_base = 1e4F};
     config.query_scalar = 40.0F;
   }
-  MemoryCheckpoint checkpoint(config);
+  return config;
+}
+
+MemoryCheckpoint checkpoint_of(const Family& family) {
+  MemoryCheckpoint checkpoint(config_of(family));
   checkpoint.quantized = family.weights;
   if (family.mixed) {
     checkpoint.format_of = [standard = family.weights](const std::string& tensor) -> std::optional<ops::AffineFormat> {
@@ -303,6 +311,9 @@ TEST(FamiliesOnStock, HalfPrecisionExpertsRun) {
 INSTANTIATE_TEST_SUITE_P(
     Tiny, Families,
     ::testing::Values(Family{"gemma3", std::nullopt}, Family{"gemma3", {{4, 32}}}, Family{"gemma3", {{8, 64}}},
+                      Family{"gemma4", std::nullopt}, Family{"gemma4", {{4, 32}}}, Family{"gemma4", {{4, 64}}, true},
+                      Family{"e4b", std::nullopt}, Family{"e4b", {{4, 32}}}, Family{"e4b", {{8, 64}}, true},
+                      Family{"moe", std::nullopt}, Family{"moe", {{4, 32}}}, Family{"moe", {{4, 64}}, true},
                       Family{"llama", std::nullopt}, Family{"llama", {{4, 32}}}, Family{"qwen2", std::nullopt},
                       Family{"qwen2", {{4, 32}}}, Family{"qwen2", {{4, 64}}, true}, Family{"qwen3", std::nullopt},
                       Family{"qwen3", {{4, 64}}}, Family{"qwen3", {{8, 32}}}, Family{"qwen3", {{4, 32}}, true},

@@ -161,35 +161,39 @@ std::vector<mx::array> FusedOps::to_arrays(std::span<const Value> values) {
   return arrays;
 }
 
-void FusedOps::write_from_arrays(const std::vector<mx::array>& qkv, const kernels::QkvOutput& to,
-                                 const AttentionSpec& spec, int q_id) {
-  const mx::array positions = mx::array(step_->positions.begin(), mx::Shape{step_->size()}, mx::int32);
-  const mx::Dtype type = dtype_of(to.kv.element);
-  const auto stored = [&](const mx::array& a) {
-    return mx::contiguous(mx::view(mx::contiguous(mx::astype(a, type)), mx::uint8));
-  };
-  const std::size_t q = program_->input(mx::contiguous(
-      mx::multiply(rotate(qkv[0], spec.heads, stock_norm(spec.q_norm), spec, positions), mx::array(to.q_scale))));
-  const std::size_t k =
-      program_->input(stored(rotate(qkv[1], spec.kv_heads, stock_norm(spec.k_norm), spec, positions)));
-  const std::size_t v = program_->input(stored(mx::reshape(qkv[2], {step_->size(), spec.kv_heads, spec.head_dim})));
-  program_->add([q, k, v, q_id, view = to.kv](PhaseContext& c) {
-    std::copy_n(c.inputs[q].data<float>(), c.inputs[q].size(), c.machine.floats(q_id, c.inputs[q].size()));
-    scatter(c, view, c.inputs[k], c.inputs[v]);
-  });
-}
-
-mx::array FusedOps::stock_attend(const mx::array& q, const mx::array& k, const mx::array& v, const AttentionSpec& spec,
+void FusedOps::write_keys_values(const std::vector<mx::array>& qkv, const AttentionSpec& spec,
                                  const kernels::PagedKv& kv) {
-  if (spec.softcap > 0.0F) throw Error(500, "--fused-attend off is not supported with a soft-cap on the scores");
+  if (qkv.size() == 1) return;  // another layer's
   const mx::array positions = mx::array(step_->positions.begin(), mx::Shape{step_->size()}, mx::int32);
   const mx::Dtype type = dtype_of(kv.element);
   const auto stored = [&](const mx::array& a) {
     return mx::contiguous(mx::view(mx::contiguous(mx::astype(a, type)), mx::uint8));
   };
-  const std::size_t k_in = program_->input(stored(rotate(k, spec.kv_heads, stock_norm(spec.k_norm), spec, positions)));
-  const std::size_t v_in = program_->input(stored(mx::reshape(v, {step_->size(), spec.kv_heads, spec.head_dim})));
-  program_->add([k_in, v_in, view = kv](PhaseContext& c) { scatter(c, view, c.inputs[k_in], c.inputs[v_in]); });
+  mx::array values = mx::reshape(qkv[2], {step_->size(), spec.kv_heads, spec.head_dim});
+  if (spec.v_norm) values = static_cast<const StockNorm&>(*stock_norm(spec.v_norm)).apply(values);
+  const std::size_t k =
+      program_->input(stored(rotate(qkv[1], spec.kv_heads, stock_norm(spec.k_norm), spec, positions)));
+  const std::size_t v = program_->input(stored(values));
+  program_->add([k, v, view = kv](PhaseContext& c) { scatter(c, view, c.inputs[k], c.inputs[v]); });
+}
+
+void FusedOps::write_from_arrays(const std::vector<mx::array>& qkv, const kernels::QkvOutput& to,
+                                 const AttentionSpec& spec, int q_id) {
+  const mx::array positions = mx::array(step_->positions.begin(), mx::Shape{step_->size()}, mx::int32);
+  const std::size_t q = program_->input(mx::contiguous(
+      mx::multiply(rotate(qkv[0], spec.heads, stock_norm(spec.q_norm), spec, positions), mx::array(to.q_scale))));
+  program_->add([q, q_id](PhaseContext& c) {
+    std::copy_n(c.inputs[q].data<float>(), c.inputs[q].size(), c.machine.floats(q_id, c.inputs[q].size()));
+  });
+  write_keys_values(qkv, spec, to.kv);
+}
+
+mx::array FusedOps::stock_attend(const std::vector<mx::array>& qkv, const AttentionSpec& spec,
+                                 const kernels::PagedKv& kv) {
+  if (spec.softcap > 0.0F) throw Error(500, "--fused-attend off is not supported with a soft-cap on the scores");
+  const mx::array positions = mx::array(step_->positions.begin(), mx::Shape{step_->size()}, mx::int32);
+  const mx::Dtype type = dtype_of(kv.element);
+  write_keys_values(qkv, spec, kv);
 
   struct Span {
     int first, count;  // of the step's tokens
@@ -213,7 +217,7 @@ mx::array FusedOps::stock_attend(const mx::array& q, const mx::array& k, const m
     rows.push_back(row);
     t = end;
   }
-  const mx::array rotated = rotate(q, spec.heads, stock_norm(spec.q_norm), spec, positions);  // [T, heads, D]
+  const mx::array rotated = rotate(qkv[0], spec.heads, stock_norm(spec.q_norm), spec, positions);  // [T, heads, D]
   flush();
   std::vector<mx::array> mixed;
   for (const Span& row : rows) {

@@ -2,10 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <stdexcept>
 #include <utility>
-
-#include "ops/error.h"
 
 #include "ops/fused/fused_values.h"
 
@@ -95,17 +92,18 @@ NormPtr FusedOps::load_norm(const VectorSource& weight, float eps) {
 }
 
 NormPtr FusedOps::plain_norm(int size, float eps) {
-  return load_norm({"", std::vector<float>(static_cast<std::size_t>(size), 1.0F), ElementType::f32}, eps);
+  auto norm = std::make_shared<PackedNorm>();
+  norm->eps = eps;
+  norm->weight.assign(static_cast<std::size_t>(size), 1.0F);
+  if (needs_stock()) norm->stock = stock_->plain_norm(size, eps);
+  return norm;
 }
 
-FactorPtr FusedOps::load_factor(const VectorSource&) {
-  throw ModelError("this family has no fused kernels yet; run it with --kernels stock");
-}
-Value FusedOps::attend_shared(const Value&, const AttentionSpec&, LayerKv&) { throw std::logic_error("not reached"); }
-Value FusedOps::mlp_beside_moe(const Value&, const MlpBesideMoe&) { throw std::logic_error("not reached"); }
-Value FusedOps::per_layer_inputs(const Value&, const PerLayerInputs&) { throw std::logic_error("not reached"); }
-Value FusedOps::per_layer_gate(const Value&, const PerLayerGate&, const Value&, int) {
-  throw std::logic_error("not reached");
+FactorPtr FusedOps::load_factor(const VectorSource& one_number) {
+  auto factor = std::make_shared<PackedFactor>();
+  factor->number = one_number.values.at(0);
+  if (needs_stock()) factor->stock = stock_->load_factor(one_number);
+  return factor;
 }
 
 std::shared_ptr<const std::vector<float>> FusedOps::rope_table(const Rope& rope, int positions) {

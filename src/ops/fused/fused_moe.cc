@@ -69,10 +69,24 @@ Moe FusedOps::load_moe(const MatrixSource& router, const MatrixSource& gate, con
     packed->down.push_back(kernels::PackedMatrix::concatenate(isa, sources, {}, pool));
     weight_bytes_ += packed->gate_up.back().bytes() + packed->down.back().bytes();
   }
+  if (factors != nullptr) packed->factors = factors->values;
   if (needs_stock()) packed->stock = stock_->load_moe(router, gate, up, down, spec, factors);
   // In float32, and so its input: what an int8 rounding changes in a score could send the token to another expert.
   const Expanded precise(router);
   return {load_linears({&precise}, {}).front(), std::move(packed), spec};
+}
+
+kernels::MoeLayer FusedOps::moe_layer(const PackedExperts& experts, const PackedNorm& norm, const MoeSpec& spec) {
+  kernels::MoeLayer layer;
+  layer.gate_up = experts.gate_up;
+  layer.down = experts.down;
+  layer.gate = gate_of(spec.activation);
+  layer.picks = spec.per_token;
+  layer.normalized = spec.normalized || spec.softmax_of_picked;  // which is the same but for rounding
+  layer.norm = norm.weight.data();
+  layer.eps = norm.eps;
+  if (!experts.factors.empty()) layer.factors = experts.factors.data();
+  return layer;
 }
 
 Value FusedOps::moe(const Value& x, const NormPtr& norm, const Moe& moe) {
@@ -95,14 +109,7 @@ Value FusedOps::moe(const Value& x, const NormPtr& norm, const Moe& moe) {
   mixed->columns = base->columns;
   mixed->floats = std::make_shared<FloatsHandle>(*machine_);
   mixed->program = program_.get();
-  kernels::MoeLayer layer;
-  layer.gate_up = packed.gate_up;
-  layer.down = packed.down;
-  layer.gate = gate_of(moe.spec.activation);
-  layer.picks = moe.spec.per_token;
-  layer.normalized = moe.spec.normalized;
-  layer.norm = packed_norm.weight.data();
-  layer.eps = norm->eps;
+  const kernels::MoeLayer layer = moe_layer(packed, packed_norm, moe.spec);
   program_->add([layer, scores = scores.id, from = base->floats->id, to = mixed->floats->id,
                  columns = mixed->columns](PhaseContext& c) {
     const std::size_t n = c.step.tokens.size() * static_cast<std::size_t>(columns);
@@ -110,6 +117,64 @@ Value FusedOps::moe(const Value& x, const NormPtr& norm, const Moe& moe) {
     kernels::experts(c.machine.context, layer, c.machine.floats(scores), c.machine.floats(from), c.step.size(), y);
   });
   return Value(std::move(mixed));
+}
+
+Value FusedOps::mlp_beside_moe(const Value& x, const MlpBesideMoe& both) {
+  const auto packed_norm = [](const NormPtr& norm) -> const PackedNorm& {
+    return dynamic_cast<const PackedNorm&>(*norm);
+  };
+  const auto& mlp = dynamic_cast<const PackedMlp&>(*both.mlp.gate);
+  const auto& down = dynamic_cast<const PackedLinear&>(*both.mlp.down);
+  const auto& experts = dynamic_cast<const PackedExperts&>(*both.moe.experts);
+  if (!switches_.moe) {
+    const GatedMlp stock_mlp{mlp.stock_gate, mlp.stock_up, down.stock, both.mlp.activation,
+                             stock_norm(both.mlp.post_norm)};
+    const MlpBesideMoe stock{
+        stock_norm(both.mlp_norm),      stock_mlp,     stock_norm(both.router_norm), stock_norm(both.moe_norm),
+        stock_norm(both.moe_post_norm), experts.stock, stock_norm(both.post_norm),   stock_factor(both.post_factor)};
+    const Value input = StockOps::value_of(mx::expand_dims(to_array(x), 0));
+    return from_array(StockOps::array_of(stock_->mlp_beside_moe(input, stock)));
+  }
+  const int columns = down.rows;
+  const FloatsHandle dense(*machine_), sparse(*machine_), scores(*machine_);  // free again once this op is recorded
+
+  const auto input = consume(x, &packed_norm(both.mlp_norm), mlp.gate_up);
+  const ActivationsHandle gated(*machine_);
+  program_->add([matrix = &mlp.gate_up, in = input->id, out = gated.id, next = &down.matrix(), y = dense.id,
+                 eps = both.mlp_norm->eps, gate = gate_of(both.mlp.activation), columns](PhaseContext& c) {
+    kernels::Activations& to = c.machine.activations(out);
+    c.machine.context.reshape(to, c.step.size(), *next, false);
+    kernels::linear_gated(c.machine.context, {matrix, &c.machine.activations(in), eps}, gate, to);
+    const auto ld = static_cast<std::size_t>(columns);
+    kernels::linear(c.machine.context, {next, &to}, c.machine.floats(y, c.step.tokens.size() * ld), ld);
+  });
+
+  const kernels::PackedMatrix& router = dynamic_cast<const PackedLinear&>(*both.moe.router).matrix();
+  const auto routed = consume(x, &packed_norm(both.router_norm), router);
+  const auto base = in_floats(x);
+  kernels::MoeLayer layer = moe_layer(experts, packed_norm(both.moe_norm), both.moe.spec);
+  layer.residual = false;
+  program_->add([&router, layer, in = routed->id, eps = both.router_norm->eps, scores = scores.id,
+                 from = base->floats->id, to = sparse.id, columns](PhaseContext& c) {
+    const auto count = static_cast<std::size_t>(router.columns());
+    float* s = c.machine.floats(scores, c.step.tokens.size() * count);
+    kernels::linear(c.machine.context, {&router, &c.machine.activations(in), eps}, s, count);
+    float* y = c.machine.floats(to, c.step.tokens.size() * static_cast<std::size_t>(columns));
+    kernels::experts(c.machine.context, layer, s, c.machine.floats(from), c.step.size(), y);
+  });
+
+  // dense = norm(dense) + norm(sparse)
+  program_->add([a = dense.id, b = sparse.id, columns, norm = &packed_norm(both.mlp.post_norm),
+                 beside = &packed_norm(both.moe_post_norm)](PhaseContext& c) {
+    kernels::Residual sum;
+    sum.ld = static_cast<std::size_t>(columns);
+    sum.y = c.machine.floats(a);
+    kernels::norm_residual(c.machine.context, sum.y, c.step.size(), columns, norm->weight.data(), norm->eps, sum);
+    sum.residual = sum.y;
+    kernels::norm_residual(c.machine.context, c.machine.floats(b), c.step.size(), columns, beside->weight.data(),
+                           beside->eps, sum);
+  });
+  return norm_and_add(dense, packed_norm(both.post_norm), x, columns, factor_of(both.post_factor));
 }
 
 }  // namespace galley::ops

@@ -8,7 +8,6 @@
 
 #include "ops/error.h"
 #include "ops/fused/fused_values.h"
-#include "ops/fused/paged_layer.h"
 
 namespace galley::ops {
 
@@ -16,6 +15,14 @@ namespace mx = mlx::core;
 
 NormPtr FusedOps::stock_norm(const NormPtr& norm) {
   return norm == nullptr ? nullptr : dynamic_cast<const PackedNorm&>(*norm).stock;
+}
+
+FactorPtr FusedOps::stock_factor(const FactorPtr& factor) {
+  return factor == nullptr ? nullptr : dynamic_cast<const PackedFactor&>(*factor).stock;
+}
+
+float FusedOps::factor_of(const FactorPtr& factor) {
+  return factor == nullptr ? 1.0F : dynamic_cast<const PackedFactor&>(*factor).number;
 }
 
 const FusedOps::Hidden& FusedOps::hidden(const Value& value) const {
@@ -141,78 +148,6 @@ std::vector<Value> FusedOps::norm_linear(const Value& x, const NormPtr& norm, co
   return values;
 }
 
-Value FusedOps::attend(const Value& q, const Value& k, const Value& v, const AttentionSpec& spec, LayerKv& kv) {
-  const kernels::PagedKv& view = dynamic_cast<PagedLayerKv&>(kv).view;
-  const Hidden& query = hidden(q);
-  const bool whole = query.projection != nullptr && query.part == 0 && query.program == program_.get() &&
-                     hidden(k).projection == query.projection && hidden(v).projection == query.projection;
-  if (!switches_.attend) {
-    const Value values[] = {q, k, v};
-    const std::vector<mx::array> arrays = to_arrays(values);
-    return from_array(stock_attend(arrays[0], arrays[1], arrays[2], spec, view));
-  }
-  const std::shared_ptr<const Projection> projection = whole ? query.projection : nullptr;
-
-  auto mixed = std::make_shared<Hidden>();
-  mixed->columns = spec.heads * spec.head_dim;
-  mixed->activations = std::make_shared<ActivationsHandle>(*machine_);
-  mixed->next = std::make_shared<Next>();
-  mixed->program = program_.get();
-  const FloatsHandle rotated(*machine_);  // free again once this op is recorded
-
-  int positions = 1;
-  for (const std::int32_t p : step_->positions) positions = std::max(positions, p + 1);
-  const auto table = spec.rope.dims > 0 ? rope_table(spec.rope, positions) : nullptr;
-  kernels::QkvOutput to;
-  to.kv = view;
-  to.heads = spec.heads;
-  to.q_scale = kernels::query_scale(spec.scale);
-  to.rope = {table ? table->data() : nullptr, spec.rope.dims, spec.rope.traditional};
-  if (spec.q_norm) to.q_norm = dynamic_cast<const PackedNorm&>(*spec.q_norm).weight.data();
-  if (spec.k_norm) to.k_norm = dynamic_cast<const PackedNorm&>(*spec.k_norm).weight.data();
-  if (spec.q_norm) to.head_norm_eps = spec.q_norm->eps;
-
-  if (projection != nullptr) {
-    for (std::size_t m = 0; m < projection->group->matrices.size(); ++m) {
-      int first_column = 0;
-      for (std::size_t i = 0; i < projection->group->parts.size(); ++i) {
-        if (projection->group->parts[i].matrix == m) break;
-        first_column += i == 0 ? spec.heads * spec.head_dim : spec.kv_heads * spec.head_dim;
-      }
-      to.first_head = first_column / spec.head_dim;
-      program_->add([matrix = &projection->group->matrices[m], input = projection->inputs[m]->id, eps = projection->eps,
-                     to, y = rotated.id, table, columns = mixed->columns](PhaseContext& c) {
-        kernels::QkvOutput output = to;
-        output.places = c.places;
-        output.q = c.machine.floats(y, c.step.tokens.size() * static_cast<std::size_t>(columns));
-        kernels::linear_qkv(c.machine.context, {matrix, &c.machine.activations(input), eps}, output);
-      });
-    }
-  } else {
-    const Value values[] = {q, k, v};
-    write_from_arrays(to_arrays(values), to, spec, rotated.id);
-    mixed->program = program_.get();
-  }
-  program_->add([view, heads = spec.heads, window = spec.window, softcap = spec.softcap, q_id = rotated.id,
-                 out = mixed->activations->id, next = mixed->next, columns = mixed->columns](PhaseContext& c) {
-    kernels::Activations& activations = c.machine.activations(out);
-    if (next->consumer != nullptr) {
-      c.machine.context.reshape(activations, c.step.size(), *next->consumer, false);
-    } else {
-      activations.reshape(c.step.size(), columns, {}, false, c.machine.context.max_tile());
-    }
-    kernels::Attention args;
-    args.places = c.places;
-    args.kv = view;
-    args.heads = heads;
-    args.q = c.machine.floats(q_id);
-    args.window = window;
-    args.softcap = softcap;
-    kernels::attention(c.machine.context, args, activations);
-  });
-  return Value(std::move(mixed));
-}
-
 Value FusedOps::add_residual(const std::shared_ptr<ActivationsHandle>& input, const kernels::PackedMatrix& matrix,
                              const Value& residual) {
   const auto base = in_floats(residual);
@@ -255,7 +190,8 @@ Value FusedOps::gated_mlp(const Value& x, const NormPtr& norm, const GatedMlp& m
   const auto& packed = dynamic_cast<const PackedMlp&>(*mlp.gate);
   const auto& down = dynamic_cast<const PackedLinear&>(*mlp.down);
   if (!switches_.gated_mlp) {
-    const GatedMlp stock{packed.stock_gate, packed.stock_up, down.stock, mlp.activation, stock_norm(mlp.post_norm)};
+    const GatedMlp stock{packed.stock_gate, packed.stock_up,           down.stock,
+                         mlp.activation,    stock_norm(mlp.post_norm), stock_factor(mlp.post_factor)};
     const Value input = StockOps::value_of(mx::expand_dims(to_array(x), 0));
     return from_array(StockOps::array_of(stock_->gated_mlp(input, packed_norm.stock, stock)));
   }
@@ -267,12 +203,15 @@ Value FusedOps::gated_mlp(const Value& x, const NormPtr& norm, const GatedMlp& m
     c.machine.context.reshape(to, c.step.size(), *consumer, false);
     kernels::linear_gated(c.machine.context, {matrix, &c.machine.activations(in), eps}, gate, to);
   });
-  if (!mlp.post_norm) return add_residual(gated, down.matrix(), x);
-  return add_normed_residual(gated, down.matrix(), dynamic_cast<const PackedNorm&>(*mlp.post_norm), x);
+  if (!mlp.post_norm) {
+    if (mlp.post_factor) throw std::logic_error("gated_mlp: a factor without a norm before it");
+    return add_residual(gated, down.matrix(), x);
+  }
+  return add_normed_residual(gated, down.matrix(), dynamic_cast<const PackedNorm&>(*mlp.post_norm), x,
+                             factor_of(mlp.post_factor));
 }
 
 Value FusedOps::logits(const Value& x, const NormPtr& norm, const LinearPtr& head, float softcap) {
-  if (softcap != 0.0F) throw std::logic_error("no soft-cap yet");
   const auto& packed_norm = dynamic_cast<const PackedNorm&>(*norm);
   const auto& packed = dynamic_cast<const PackedLinear&>(*head);
   auto result = std::make_shared<Hidden>();
@@ -281,7 +220,8 @@ Value FusedOps::logits(const Value& x, const NormPtr& norm, const LinearPtr& hea
   if (n == 0) return Value(std::move(result));
   if (!switches_.logits) {
     const mx::array rows = mx::take(to_array(x), mx::array(step_->emit.begin(), mx::Shape{n}, mx::int32), 0);
-    const Value logits = stock_->logits(StockOps::value_of(mx::expand_dims(rows, 0)), packed_norm.stock, packed.stock);
+    const Value logits =
+        stock_->logits(StockOps::value_of(mx::expand_dims(rows, 0)), packed_norm.stock, packed.stock, softcap);
     result->array = mx::contiguous(mx::astype(mx::squeeze(StockOps::array_of(logits), 0), mx::float32));
     return Value(std::move(result));
   }
@@ -308,12 +248,13 @@ Value FusedOps::logits(const Value& x, const NormPtr& norm, const LinearPtr& hea
     result->head_tokens = program_->output({n}, mx::int32);
   }
   program_->add([matrix, in = input->id, eps = norm->eps, logits = result->head_logits, tokens = result->head_tokens,
-                 vocab = packed.rows](PhaseContext& c) {
+                 vocab = packed.rows, softcap](PhaseContext& c) {
     const kernels::Product product{matrix, &c.machine.activations(in), eps};
     if (logits) {
-      kernels::linear(c.machine.context, product, c.outputs[*logits].data<float>(), static_cast<std::size_t>(vocab));
+      kernels::linear(c.machine.context, product, c.outputs[*logits].data<float>(), static_cast<std::size_t>(vocab),
+                      softcap);
     } else {
-      kernels::linear_argmax(c.machine.context, product, c.outputs[*tokens].data<std::int32_t>());
+      kernels::linear_argmax(c.machine.context, product, c.outputs[*tokens].data<std::int32_t>(), nullptr, softcap);
     }
   });
   return Value(std::move(result));

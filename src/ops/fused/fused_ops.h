@@ -29,10 +29,11 @@ struct FusedSwitches {
   bool linear_residual = true;
   bool gated_mlp = true;
   bool moe = true;
+  bool per_layer = true;
   bool logits = true;
 
   [[nodiscard]] bool all() const {
-    return embed && norm_linear && attend && linear_residual && gated_mlp && moe && logits;
+    return embed && norm_linear && attend && linear_residual && gated_mlp && moe && per_layer && logits;
   }
 };
 
@@ -103,12 +104,15 @@ class FusedOps final : public Ops {
   struct Projection;
   struct PackedLinear;
   struct PackedNorm;
+  struct PackedFactor;
   struct PackedMlp;
   struct PackedExperts;
 
   [[nodiscard]] bool needs_stock() const { return !switches_.all(); }
   const Hidden& hidden(const Value& value) const;
   static NormPtr stock_norm(const NormPtr& norm);  ///< what a switched-off op takes; null for null
+  static FactorPtr stock_factor(const FactorPtr& factor);
+  static float factor_of(const FactorPtr& factor);  ///< 1 for null
   Value from_array(mlx::core::array a);
   mlx::core::array to_array(const Value& value);
   std::vector<mlx::core::array> to_arrays(std::span<const Value> values);
@@ -117,14 +121,22 @@ class FusedOps final : public Ops {
   Value add_residual(const std::shared_ptr<ActivationsHandle>& input, const kernels::PackedMatrix& matrix,
                      const Value& residual);
   Value add_normed_residual(const std::shared_ptr<ActivationsHandle>& input, const kernels::PackedMatrix& matrix,
-                            const PackedNorm& norm, const Value& residual);
+                            const PackedNorm& norm, const Value& residual, float whole = 1.0F);
+  Value norm_and_add(const FloatsHandle& branch, const PackedNorm& norm, const Value& residual, int columns,
+                     float whole);
+  /// `qkv`: q, k and v, or q alone where the layer's keys and values are another's.
+  Value attend_to(std::span<const Value> qkv, const AttentionSpec& spec, const kernels::PagedKv& view);
   void write_from_arrays(const std::vector<mlx::core::array>& qkv, const kernels::QkvOutput& to,
                          const AttentionSpec& spec, int q_id);
   std::shared_ptr<const Hidden> in_floats(const Value& value);
+  static kernels::MoeLayer moe_layer(const PackedExperts& experts, const PackedNorm& norm, const MoeSpec& spec);
   void flush();
   std::shared_ptr<const std::vector<float>> rope_table(const Rope& rope, int positions);
-  mlx::core::array stock_attend(const mlx::core::array& q, const mlx::core::array& k, const mlx::core::array& v,
-                                const AttentionSpec& spec, const kernels::PagedKv& kv);
+  /// Records the writes of k and v (if there are any in `qkv`), rotated as the spec says.
+  void write_keys_values(const std::vector<mlx::core::array>& qkv, const AttentionSpec& spec,
+                         const kernels::PagedKv& kv);
+  mlx::core::array stock_attend(const std::vector<mlx::core::array>& qkv, const AttentionSpec& spec,
+                                const kernels::PagedKv& kv);
 
   std::shared_ptr<Machine> machine_;
   FusedSwitches switches_;

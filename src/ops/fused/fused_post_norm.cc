@@ -11,27 +11,33 @@ namespace galley::ops {
 namespace mx = mlx::core;
 
 Value FusedOps::add_normed_residual(const std::shared_ptr<ActivationsHandle>& input,
-                                    const kernels::PackedMatrix& matrix, const PackedNorm& norm,
-                                    const Value& residual) {
-  const auto base = in_floats(residual);
+                                    const kernels::PackedMatrix& matrix, const PackedNorm& norm, const Value& residual,
+                                    float whole) {
   const FloatsHandle product(*machine_);  // free again once this op is recorded
+  program_->add([&matrix, in = input->id, y = product.id](PhaseContext& c) {
+    const auto ld = static_cast<std::size_t>(matrix.columns());
+    kernels::linear(c.machine.context, {&matrix, &c.machine.activations(in)},
+                    c.machine.floats(y, c.step.tokens.size() * ld), ld);
+  });
+  return norm_and_add(product, norm, residual, matrix.columns(), whole);
+}
+
+Value FusedOps::norm_and_add(const FloatsHandle& branch, const PackedNorm& norm, const Value& residual, int columns,
+                             float whole) {
+  const auto base = in_floats(residual);
   auto x = std::make_shared<Hidden>();
-  x->columns = matrix.columns();
+  x->columns = columns;
   x->floats = std::make_shared<FloatsHandle>(*machine_);
   x->activations = std::make_shared<ActivationsHandle>(*machine_);
   x->next = std::make_shared<Next>();
   x->program = program_.get();
-  program_->add([&matrix, in = input->id, y = product.id, columns = x->columns](PhaseContext& c) {
-    const auto ld = static_cast<std::size_t>(columns);
-    kernels::linear(c.machine.context, {&matrix, &c.machine.activations(in)},
-                    c.machine.floats(y, c.step.tokens.size() * ld), ld);
-  });
-  program_->add([weight = norm.weight.data(), eps = norm.eps, from = product.id, base = base->floats->id,
-                 y = x->floats->id, out = x->activations->id, next = x->next, columns = x->columns](PhaseContext& c) {
+  program_->add([weight = norm.weight.data(), eps = norm.eps, from = branch.id, base = base->floats->id, whole,
+                 y = x->floats->id, out = x->activations->id, next = x->next, columns](PhaseContext& c) {
     kernels::Residual to;
     to.ld = static_cast<std::size_t>(columns);
     to.y = c.machine.floats(y, c.step.tokens.size() * to.ld);
     to.residual = c.machine.floats(base);
+    to.whole = whole;
     to.norm = next->norm;
     if (next->consumer != nullptr) {
       to.out = &c.machine.activations(out);

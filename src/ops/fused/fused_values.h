@@ -38,6 +38,11 @@ struct FusedOps::PackedNorm final : Norm {
   NormPtr stock;
 };
 
+struct FusedOps::PackedFactor final : Factor {
+  float number = 1.0F;
+  FactorPtr stock;
+};
+
 /// Gate and up of one MLP, interleaved; both GatedMlp::gate and ::up point here.
 struct FusedOps::PackedMlp final : Linear {
   kernels::PackedMatrix gate_up;
@@ -46,6 +51,7 @@ struct FusedOps::PackedMlp final : Linear {
 
 struct FusedOps::PackedExperts final : Experts {
   std::vector<kernels::PackedMatrix> gate_up, down;  ///< [experts]
+  std::vector<float> factors;                        ///< [experts], or none
   Moe stock;
 };
 

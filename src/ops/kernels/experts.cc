@@ -16,7 +16,8 @@ void require(bool ok, const char* what) {
 
 // Softmax over all scores of a row, then the largest, largest first; of equals the lower index. NaNs are never larger:
 // a faulty row picks something and stays NaN by its weights.
-void route_row(const float* scores, int experts, int picks, bool normalized, std::int32_t* expert, float* weight) {
+void route_row(const MoeLayer& moe, const float* scores, std::int32_t* expert, float* weight) {
+  const int experts = static_cast<int>(moe.gate_up.size()), picks = moe.picks;
   float max = -std::numeric_limits<float>::infinity();
   for (int e = 0; e < experts; ++e) max = scores[e] > max ? scores[e] : max;
   float sum = 0;
@@ -30,10 +31,13 @@ void route_row(const float* scores, int experts, int picks, bool normalized, std
     expert[p] = best;
     weight[p] = std::exp(scores[best] - max) / sum;
   }
-  if (!normalized) return;
-  float total = 0;
-  for (int p = 0; p < picks; ++p) total += weight[p];
-  for (int p = 0; p < picks; ++p) weight[p] /= total;
+  if (moe.normalized) {
+    float total = 0;
+    for (int p = 0; p < picks; ++p) total += weight[p];
+    for (int p = 0; p < picks; ++p) weight[p] /= total;
+  }
+  if (moe.factors == nullptr) return;
+  for (int p = 0; p < picks; ++p) weight[p] *= moe.factors[expert[p]];
 }
 
 void check(const MoeLayer& moe) {
@@ -62,8 +66,8 @@ void experts(Context& context, const MoeLayer& moe, const float* scores, const f
   spread(context, rows, [&](int begin, int end, int) {
     for (int r = begin; r < end; ++r) {
       const std::size_t at = static_cast<std::size_t>(r) * static_cast<std::size_t>(moe.picks);
-      route_row(scores + static_cast<std::size_t>(r) * static_cast<std::size_t>(count), count, moe.picks,
-                moe.normalized, scratch.expert.data() + at, scratch.weight.data() + at);
+      route_row(moe, scores + static_cast<std::size_t>(r) * static_cast<std::size_t>(count), scratch.expert.data() + at,
+                scratch.weight.data() + at);
     }
   });
 
@@ -110,6 +114,7 @@ void experts(Context& context, const MoeLayer& moe, const float* scores, const f
           for (std::size_t c = 0; c < width; ++c) to[c] += weight * product[c];
         }
       }
+      if (!moe.residual) continue;
       for (std::size_t c = 0; c < width; ++c) to[c] += from[c];
     }
   });

@@ -79,6 +79,7 @@ const Tables& tables() {
     Tables all;
     for (std::size_t i = 0; i < all.size(); ++i) {
       const Flavour& f = kFlavours[i];
+      if (!supported(f)) continue;  // filling a table is code of that instruction set already
       fill_scalar(all[i]);
       fill_affine<4>(f.level, f.vnni, all[i]);
       fill_affine<5>(f.level, f.vnni, all[i]);

@@ -14,8 +14,8 @@
 namespace galley::kernels {
 
 constexpr int kMaxTile = 12;   ///< of any target
-constexpr int kMaxUnit = 256;  ///< widest unit: a head, or two interleaved groups of 128
-constexpr int kMaxHeadDim = 256;
+constexpr int kMaxUnit = 512;  ///< widest unit: a head, or two interleaved groups of 128
+constexpr int kMaxHeadDim = 512;
 constexpr int kMaxVectors = 6;  ///< query vectors scored together, of any target
 
 /// blocks [first, first + count) of the matrix times tile `tile` of x into out[r * ld + column]. `prefetch`: start of
@@ -79,6 +79,8 @@ struct KernelTable {
   void (*quantize)(const float* buf, std::size_t ld, int rows, const Activations& out, int row, int g) = nullptr;
   /// Keeps the first of the largest of buf[r][0, width) in best[r]; `index` is column 0's.
   void (*argmax)(const float* buf, std::size_t ld, int rows, int width, std::int32_t index, Best* best) = nullptr;
+  /// In place: cap * tanh(buf / cap).
+  void (*soft_cap)(float* buf, std::size_t ld, int rows, int width, float cap) = nullptr;
   void (*head)(const HeadTask& task, const float* values) = nullptr;
 
   void (*segment)(const SegmentTask& task) = nullptr;

@@ -68,8 +68,9 @@ struct Product {
 
 // ---- products, named by what happens to the result -----------------------------------------------------------------
 
-/// y[r * ld + c] = product, for the matrix's real columns. (Logits of a step, or any plain linear layer.)
-void linear(Context& context, const Product& product, float* y, std::size_t ld);
+/// y[r * ld + c] = product, for the matrix's real columns. (Logits of a step, or any plain linear layer.) A `softcap`
+/// above 0 bends it: softcap * tanh(product / softcap).
+void linear(Context& context, const Product& product, float* y, std::size_t ld, float softcap = 0.0F);
 
 struct Residual {
   const float* residual = nullptr;  ///< [rows][ld]; may be `y`
@@ -78,6 +79,7 @@ struct Residual {
   float scale = 1.0F;               ///< of the product (some families damp their residual branches)
   const float* norm = nullptr;      ///< [columns] weight of the norm that follows; null: none (plain y is passed on)
   Activations* out = nullptr;       ///< input of the next product, shaped for it (normed iff `norm`); null: y alone
+  float whole = 1.0F;               ///< norm_residual: of the sum
 };
 /// The end of a residual branch: adds, stores, and leaves what the next product reads.
 void linear_residual(Context& context, const Product& product, const Residual& to);
@@ -87,8 +89,9 @@ enum class Gate { silu, gelu_tanh };
 void linear_gated(Context& context, const Product& product, Gate gate, Activations& out);
 
 /// token[r] = index of the row's largest product, the first of equals; value[r] (if not null) that product. A row
-/// without any comparable value (all NaN) gets token -1.
-void linear_argmax(Context& context, const Product& product, std::int32_t* token, float* value = nullptr);
+/// without any comparable value (all NaN) gets token -1. `softcap` as in linear(), whose equals are these.
+void linear_argmax(Context& context, const Product& product, std::int32_t* token, float* value = nullptr,
+                   float softcap = 0.0F);
 
 /// Rotary embedding of the first `dims` of a head.
 struct RopeTable {
@@ -106,7 +109,9 @@ struct QkvOutput {
   RopeTable rope;
   const float* q_norm = nullptr;  ///< [head_dim] weight of a norm over each query head before RoPE, or null
   const float* k_norm = nullptr;  ///< the same for key heads
+  const float* v_norm = nullptr;  ///< the same for values
   float head_norm_eps = 1e-5F;
+  bool values_are_keys = false;  ///< the matrix holds no values: they are the keys before norm and RoPE
   /// Head of the matrix's first column among [heads | kv_heads of K | kv_heads of V]. Not 0 when q, k and v could not
   /// be packed into one matrix: then one call a matrix, each writing the heads it holds.
   int first_head = 0;
@@ -144,6 +149,8 @@ struct MoeLayer {
   bool normalized = false;      ///< the weights of the picked ones are divided by their sum
   const float* norm = nullptr;  ///< [hidden] weight of the norm before the experts
   float eps = 1e-5F;
+  const float* factors = nullptr;  ///< [experts] of the weights, after they were normalized; null: none
+  bool residual = true;            ///< false: y[r] is the sum alone, without x[r]
 };
 /// y[r] = x[r] + sum over the picked experts of weight * expert(norm(x[r])), added up in order of the row's scores,
 /// largest first. Weights: softmax of `scores` [rows][experts]. x and y: [rows][hidden], not the same memory.
@@ -157,14 +164,31 @@ void experts(Context& context, const MoeLayer& moe, const float* scores, const f
 void embed(Context& context, const PackedMatrix& table, std::span<const std::int32_t> tokens, float scale, float* y,
            std::size_t ld, const float* norm, Activations* out);
 
+/// Vectors for every layer, made of a projection of a row's embedding and an embedding of their own.
+struct PerLayerSum {
+  int layers = 0;
+  int width = 0;                ///< of one layer's vector
+  const float* norm = nullptr;  ///< [width] weight of the norm of each layer's part of the projection
+  float eps = 1e-6F;
+  float projection_scale = 1.0F;  ///< before that norm
+  float scale = 1.0F;             ///< of the sum
+};
+/// y = scale * (norm(projected * projection_scale) + y), layer by layer; both [rows][layers * width].
+void per_layer_sum(Context& context, const PerLayerSum& sum, const float* projected, int rows, float* y);
+
+/// out row r = activation(x[r]) * by[r], in the form `out` was shaped for.
+void gate_rows(Context& context, const float* x, std::size_t ldx, const float* by, std::size_t ldby, Gate gate,
+               Activations& out);
+
 /// out row r = norm(x[row r]) in the form `out` was shaped for: the producer used where no epilogue could do it. Gives
 /// the very bits the epilogues give. `rows` (may be null): [out.rows()] which row of x to take, so that the head can
 /// read just the rows that emit. `norm` null: no norm, values are passed on.
 void norm_quantize(Context& context, const float* x, std::size_t ld, const std::int32_t* rows, const float* norm,
                    Activations& out);
 
-/// The end of a residual branch that is normed before it is added: y[r] = residual[r] + to.scale * x[r] * weight /
-/// sqrt(mean(x[r]^2) + eps), then as linear_residual. x is [rows][to.ld], `weight` [columns].
+/// The end of a residual branch that is normed before it is added: y[r] = to.whole * (residual[r] + to.scale * x[r] *
+/// weight / sqrt(mean(x[r]^2) + eps)), then as linear_residual. x is [rows][to.ld] and may be y, `weight` [columns]. A
+/// null residual counts as zeros.
 void norm_residual(Context& context, const float* x, int rows, int columns, const float* weight, float eps,
                    const Residual& to);
 

@@ -20,7 +20,7 @@ struct PagedKv {
   std::size_t block_stride = 0;  ///< bytes from block to block; at least block_bytes(), a multiple of 64
   KvElement element = KvElement::f16;
   int kv_heads = 0;
-  int head_dim = 0;       ///< a multiple of 16, at most 256
+  int head_dim = 0;       ///< a multiple of 16, at most 512
   int block_tokens = 32;  ///< a multiple of 16
 
   [[nodiscard]] std::size_t head_elements() const { return static_cast<std::size_t>(block_tokens) * head_dim; }

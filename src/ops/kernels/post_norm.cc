@@ -6,9 +6,7 @@
 #include "ops/kernels/scratch.h"
 
 namespace galley::kernels {
-namespace {
 
-// Sixteen partial sums, whatever the width, so that the order never changes and the loop vectorizes.
 float sum_of_squares(const float* x, int columns) {
   constexpr int kParts = 16;
   float part[kParts] = {};
@@ -22,12 +20,10 @@ float sum_of_squares(const float* x, int columns) {
   return sum;
 }
 
-}  // namespace
-
 void norm_residual(Context& context, const float* x, int rows, int columns, const float* weight, float eps,
                    const Residual& to) {
-  if (to.residual == nullptr || to.y == nullptr || to.ld < static_cast<std::size_t>(columns)) {
-    throw std::invalid_argument("norm_residual: residual or y missing, or their rows too short");
+  if (to.y == nullptr || to.ld < static_cast<std::size_t>(columns)) {
+    throw std::invalid_argument("norm_residual: y is missing, or its rows are too short");
   }
   if (to.out != nullptr &&
       (to.out->rows() != rows || to.out->k() != columns || to.out->normed() != (to.norm != nullptr))) {
@@ -36,10 +32,14 @@ void norm_residual(Context& context, const float* x, int rows, int columns, cons
   const auto row = [&](int r) {
     const std::size_t at = static_cast<std::size_t>(r) * to.ld;
     const float* in = x + at;
-    const float* base = to.residual + at;
     float* y = to.y + at;
     const float factor = to.scale / std::sqrt(sum_of_squares(in, columns) / static_cast<float>(columns) + eps);
-    for (int c = 0; c < columns; ++c) y[c] = base[c] + in[c] * factor * weight[c];
+    if (to.residual == nullptr) {
+      for (int c = 0; c < columns; ++c) y[c] = in[c] * factor * weight[c] * to.whole;
+    } else {
+      const float* base = to.residual + at;
+      for (int c = 0; c < columns; ++c) y[c] = (base[c] + in[c] * factor * weight[c]) * to.whole;
+    }
   };
   if (to.out == nullptr) {
     spread(context, rows, [&](int begin, int end, int) {

@@ -100,10 +100,10 @@ void emit(const KernelTable& kernels, float* buf, std::size_t ld, int rows, int 
           const Activations& out, int row, int column) {
   const int t = row / out.tile(), in_tile = out.tile_rows(t), row0 = t * out.tile();
   if (norm != nullptr) {
-    alignas(64) float padded[kMaxUnit] = {};
+    alignas(64) float padded[kMaxUnit];
     const float* weight = norm + column;
     if (column + width > out.k()) {
-      std::copy(weight, norm + out.k(), padded);
+      std::fill(std::copy(weight, norm + out.k(), padded), padded + width, 0.0F);
       weight = padded;
     }
     float* ssq = out.ssq() + static_cast<std::size_t>(row0) * out.ssq_groups() +
@@ -121,14 +121,16 @@ void emit(const KernelTable& kernels, float* buf, std::size_t ld, int rows, int 
   for (int c = 0; c < width; c += group) kernels.quantize(buf + c, ld, rows, out, row, (column + c) / group);
 }
 
-void linear(Context& context, const Product& product, float* y, std::size_t ld) {
+void linear(Context& context, const Product& product, float* y, std::size_t ld, float softcap) {
   check(context, product, false);
   const int columns = product.w->columns();
   require(ld >= static_cast<std::size_t>(columns), "linear: rows of y are too short");
+  const KernelTable& kernels = *context.isa().kernels;
   run(context, product, product.w->stored_columns() / kUnitColumns, kUnitColumns, kNoPreparation,
       [&](const Tile& tile) {
         const int column = tile.unit * kUnitColumns;
         const auto n = static_cast<std::size_t>(std::min(kUnitColumns, columns - column));
+        if (softcap > 0) kernels.soft_cap(tile.buf, kUnitColumns, tile.rows, kUnitColumns, softcap);
         for (int r = 0; r < tile.rows; ++r) {
           std::memcpy(y + static_cast<std::size_t>(tile.row0 + r) * ld + column, tile.buf + r * kUnitColumns,
                       n * sizeof(float));
@@ -176,7 +178,7 @@ void linear_gated(Context& context, const Product& product, Gate gate, Activatio
   });
 }
 
-void linear_argmax(Context& context, const Product& product, std::int32_t* token, float* value) {
+void linear_argmax(Context& context, const Product& product, std::int32_t* token, float* value, float softcap) {
   check(context, product, false);
   const KernelTable& kernels = *context.isa().kernels;
   const auto rows = static_cast<std::size_t>(product.x->rows());
@@ -186,6 +188,7 @@ void linear_argmax(Context& context, const Product& product, std::int32_t* token
   run(context, product, product.w->stored_columns() / kUnitColumns, kUnitColumns, kNoPreparation,
       [&](const Tile& tile) {
         const int column = tile.unit * kUnitColumns;
+        if (softcap > 0) kernels.soft_cap(tile.buf, kUnitColumns, tile.rows, kUnitColumns, softcap);
         kernels.argmax(tile.buf, kUnitColumns, tile.rows, std::min(kUnitColumns, columns - column), column,
                        best.data() + static_cast<std::size_t>(tile.thread) * rows + tile.row0);
       });
@@ -204,9 +207,9 @@ void linear_argmax(Context& context, const Product& product, std::int32_t* token
 void linear_qkv(Context& context, const Product& product, const QkvOutput& to) {
   check(context, product, false);
   const PagedKv& kv = to.kv;
-  const int dim = kv.head_dim, all_heads = to.heads + 2 * kv.kv_heads;
+  const int dim = kv.head_dim, all_heads = to.heads + (to.values_are_keys ? 1 : 2) * kv.kv_heads;
   const int held = dim > 0 ? product.w->columns() / dim : 0;  // heads in this matrix
-  require(dim > 0 && dim % 16 == 0 && dim <= kMaxHeadDim, "linear_qkv: head_dim must be a multiple of 16, at most 256");
+  require(dim > 0 && dim % 16 == 0 && dim <= kMaxHeadDim, "linear_qkv: head_dim must be a multiple of 16, at most 512");
   require(kv.block_tokens > 0 && kv.block_tokens % kKeyGroup == 0, "linear_qkv: block_tokens must be a multiple of 16");
   require(held * dim == product.w->columns() && to.first_head >= 0 && to.first_head + held <= all_heads,
           "linear_qkv: the matrix does not hold whole heads of this layer");
@@ -238,27 +241,32 @@ void linear_qkv(Context& context, const Product& product, const QkvOutput& to) {
       for (std::size_t i = 0; i < length; i += 64) __builtin_prefetch(at + i, 1, 2);
     }
   };
-  run(context, product, held, dim, fetch, [&](const Tile& tile) {
-    const int head = to.first_head + tile.unit;
+  // One row of the product as the head it is taken for.
+  const auto leave = [&](int head, int row, const float* values) {
     const bool is_q = head < to.heads, is_k = !is_q && head < to.heads + kv.kv_heads;
+    const bool rotate = (is_q || is_k) && to.rope.table != nullptr;
     HeadTask task;
     task.dim = dim;
-    task.norm = is_q ? to.q_norm : is_k ? to.k_norm : nullptr;
+    task.norm = is_q ? to.q_norm : is_k ? to.k_norm : to.v_norm;
     task.eps = to.head_norm_eps;
+    task.rope = rotate ? to.rope.table + static_cast<std::size_t>(to.places.position[row]) * to.rope.dims : nullptr;
     task.rope_dims = to.rope.dims;
     task.traditional = to.rope.traditional;
     task.scale = is_q ? to.q_scale : 1.0F;
     task.element = kv.element;
+    if (is_q) {
+      task.q = to.q + (static_cast<std::size_t>(row) * to.heads + head) * dim;
+    } else {
+      (is_k ? task.key : task.value) = place(head, row);
+    }
+    kernels.head(task, values);
+  };
+  run(context, product, held, dim, fetch, [&](const Tile& tile) {
+    const int head = to.first_head + tile.unit;
     for (int r = 0; r < tile.rows; ++r) {
-      const int row = tile.row0 + r;
-      const bool rotate = (is_q || is_k) && to.rope.table != nullptr;
-      task.rope = rotate ? to.rope.table + static_cast<std::size_t>(to.places.position[row]) * to.rope.dims : nullptr;
-      if (is_q) {
-        task.q = to.q + (static_cast<std::size_t>(row) * to.heads + head) * dim;
-      } else {
-        (is_k ? task.key : task.value) = place(head, row);
-      }
-      kernels.head(task, tile.buf + static_cast<std::size_t>(r) * dim);
+      const float* values = tile.buf + static_cast<std::size_t>(r) * dim;
+      leave(head, tile.row0 + r, values);
+      if (to.values_are_keys && head >= to.heads) leave(head + kv.kv_heads, tile.row0 + r, values);
     }
   });
 }

@@ -161,6 +161,12 @@ void argmax(const float* buf, std::size_t ld, int rows, int width, std::int32_t 
   }
 }
 
+void soft_cap(float* buf, std::size_t ld, int rows, int width, float cap) {
+  for (int r = 0; r < rows; ++r) {
+    for (int c = 0; c < width; ++c) buf[r * ld + c] = cap * std::tanh(buf[r * ld + c] / cap);
+  }
+}
+
 void store_element(KvElement element, void* base, std::size_t index, float v) {
   switch (element) {
     case KvElement::f32:
@@ -270,6 +276,7 @@ void fill_scalar(KernelTable& t) {
   t.gate = gate;
   t.quantize = quantize;
   t.argmax = argmax;
+  t.soft_cap = soft_cap;
   t.head = head;
   t.segment = segment;
   t.merge = merge;

@@ -229,6 +229,19 @@ void ArgMax(const float* HWY_RESTRICT buf, std::size_t ld, int rows, int width, 
   }
 }
 
+void SoftCap(float* HWY_RESTRICT buf, std::size_t ld, int rows, int width, float cap) {
+  const DF df;
+  const VF bound = hn::Set(df, cap), inverse = hn::Set(df, 1.F / cap);
+  for (int r = 0; r < rows; r++) {
+    float* v = buf + r * ld;
+    for (int c = 0; c < width; c += kLanes) {
+      // A NaN stays one: the vector minimum in Tanh would lose it.
+      const VF x = hn::Load(df, v + c);
+      hn::Store(hn::Add(hn::Mul(bound, Tanh(hn::Mul(x, inverse))), hn::Sub(x, x)), df, v + c);
+    }
+  }
+}
+
 // ---- heads: short loops the compiler vectorizes
 
 void ToHalf(const float* v, int n, std::uint16_t* o) {
@@ -329,6 +342,7 @@ void FillEpilogue(KernelTable& t) {
   t.gate = GatePairs;
   t.quantize = Quantize;
   t.argmax = ArgMax;
+  t.soft_cap = SoftCap;
   t.head = Head;
 }
 
