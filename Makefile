@@ -83,6 +83,7 @@ peer: setup
 
 bench: setup-test build model peer
 	@$(PYTHON) bench/run.py $(ARGS)
+	@$(PYTHON) bench/kv.py
 
 quality: setup-test build model peer
 	@$(PYTHON) bench/quality.py $(ARGS)

@@ -63,6 +63,7 @@ OutJson kv_json(const models::KvUsage& kv) {
   OutJson json;
   json["budget_bytes"] = kv.budget_bytes;
   json["used_bytes"] = kv.used_bytes;
+  json["unused_bytes"] = kv.unused_bytes;
   json["cached_bytes"] = kv.cached_bytes;
   json["reserved_bytes"] = kv.reserved_bytes;
   json["blocks_total"] = kv.blocks_total;

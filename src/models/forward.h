@@ -56,6 +56,7 @@ struct Emission {
 struct KvUsage {
   std::size_t budget_bytes = 0;
   std::size_t used_bytes = 0;      ///< held by rows now
+  std::size_t unused_bytes = 0;    ///< of used_bytes, those that no token has been written to yet (paged)
   std::size_t cached_bytes = 0;    ///< held by none, remembered for prompts to come
   std::size_t reserved_bytes = 0;  ///< promised to rows, used or not
   int blocks_total = 0;

@@ -37,6 +37,12 @@ KvUsage FusedForward::kv() const {
   KvUsage usage;
   usage.budget_bytes = bytes(pool.total());
   usage.used_bytes = bytes(pool.held());
+  int unused = 0;  // only the last block of a row may have room, and nobody shares that
+  for (const auto& [id, row] : rows_) {
+    unused += static_cast<int>(row.kv.table().size()) * pool.block_tokens() - row.kv.length();
+  }
+  usage.unused_bytes =
+      static_cast<std::size_t>(unused) * kv_.block_bytes() / static_cast<std::size_t>(pool.block_tokens());
   usage.cached_bytes = bytes(pool.cached());
   usage.reserved_bytes = bytes(pool.total() - pool.unreserved());
   usage.blocks_total = pool.total();
