@@ -81,7 +81,7 @@ int generate(GenerateOptions options) {
   engine->submit(std::move(request), sink);
   const std::optional<Error> error = sink->wait();
   std::fputc('\n', stdout);
-  if (error) throw *error;
+  if (error) throw Error(*error);
   return 0;
 }
 

@@ -10,9 +10,8 @@
 #include "app/version.h"
 #include "ops/error.h"
 
+namespace galley::app {
 namespace {
-
-using namespace galley::app;
 
 int run(int argc, char** argv) {
   CLI::App cli(
@@ -135,10 +134,11 @@ int run(int argc, char** argv) {
 }
 
 }  // namespace
+}  // namespace galley::app
 
 int main(int argc, char** argv) {
   try {
-    return run(argc, argv);
+    return galley::app::run(argc, argv);
   } catch (const std::bad_alloc&) {
     std::fputs("galley: out of memory\n", stderr);
   } catch (const std::exception& e) {

@@ -10,7 +10,7 @@ class Error : public std::runtime_error {
  public:
   /// `status`: HTTP status (400 bad request, 404, 413, 429, 503 …). `code`: a stable machine-readable word, may be
   /// empty. `param`: the request field or command-line flag at fault, may be empty.
-  Error(int status, std::string message, std::string code = {}, std::string param = {})
+  Error(int status, const std::string& message, std::string code = {}, std::string param = {})
       : std::runtime_error(message), status_(status), code_(std::move(code)), param_(std::move(param)) {}
 
   [[nodiscard]] int status() const noexcept { return status_; }
@@ -26,7 +26,7 @@ class Error : public std::runtime_error {
 /// The model's files can't be used: names the file, the tensor or key, what was expected and what was found.
 class ModelError : public Error {
  public:
-  explicit ModelError(std::string message) : Error(500, std::move(message), "model_error") {}
+  explicit ModelError(const std::string& message) : Error(500, message, "model_error") {}
 };
 
 }  // namespace galley
