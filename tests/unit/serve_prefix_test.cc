@@ -2,111 +2,12 @@
 // the answers.
 #include <gtest/gtest.h>
 
-#include <bit>
-#include <map>
-#include <memory>
 #include <vector>
 
-#include "memory_checkpoint.h"
-#include "models/fused_forward.h"
-#include "models/model.h"
-#include "ops/fused/fused_ops.h"
-#include "serve/scheduler.h"
+#include "serve_fused.h"
 
-namespace galley::models {
+namespace galley::testing {
 namespace {
-
-using galley::testing::MemoryCheckpoint;
-using Tokens = std::vector<std::int32_t>;
-
-constexpr std::size_t kBudget = 4'000'000;
-
-std::unique_ptr<FusedForward> make_forward(std::size_t budget = kBudget,
-                                           std::optional<std::size_t> prompt_cache = std::nullopt) {
-  Config config = MemoryCheckpoint::tiny_llama();
-  config.head_dim = 16;
-  MemoryCheckpoint checkpoint(config);
-  auto ops = std::make_shared<ops::FusedOps>(kernels::select_isa("best"), 2);
-  std::shared_ptr<const Model> model = load_model(checkpoint, *ops);
-  return std::make_unique<FusedForward>(std::move(ops), std::move(model),
-                                        FusedForwardOptions{budget, kernels::KvElement::f16, prompt_cache});
-}
-
-Tokens text(int length, int salt) {
-  Tokens tokens;
-  for (int i = 0; i < length; ++i) tokens.push_back((i * 31 + salt * 7 + i / 9) % 96);
-  return tokens;
-}
-Tokens operator+(Tokens a, const Tokens& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
-struct Answer {
-  Tokens tokens;
-  std::vector<std::uint32_t> bits;
-  serve::Usage usage;
-  bool ended = false;
-  [[nodiscard]] bool says(const Answer& other) const { return tokens == other.tokens && bits == other.bits; }
-};
-
-class Sink final : public serve::EventSink {
- public:
-  explicit Sink(Answer& answer) : answer_(&answer) {}
-  void push(serve::TokenEvent event) noexcept override {
-    EXPECT_FALSE(event.error) << event.error->what();
-    answer_->usage = event.usage;
-    answer_->ended = event.finish.has_value();
-  }
-
- private:
-  Answer* answer_;
-};
-
-/// A scheduler over a forward; answers by number.
-struct Server {
-  explicit Server(FusedForward& f, int batch = 8, int prefill_step = 64)
-      : forward(&f), scheduler(f, {batch, batch, prefill_step, 0}, &tally), context{nullptr, {}, &tally} {}
-
-  std::size_t ask(Tokens prompt, int max_tokens, std::shared_ptr<serve::Ticket> ticket = nullptr,
-                  std::optional<std::uint64_t> seed = std::nullopt) {
-    answers.push_back(std::make_unique<Answer>());
-    Answer& answer = *answers.back();
-    serve::GenerationRequest request;
-    request.prompt = std::move(prompt);
-    request.max_tokens = max_tokens;
-    request.sampling.logprobs = true;
-    if (seed) {
-      request.sampling.seed = seed;
-      request.sampling.temperature = 0.9F;
-    }
-    auto row = std::make_unique<serve::Row>(context, std::move(request), std::make_shared<Sink>(answer), ticket);
-    row->observe([&answer](const sample::Choice& choice) {
-      answer.tokens.push_back(choice.token);
-      answer.bits.push_back(std::bit_cast<std::uint32_t>(choice.logprob));
-    });
-    scheduler.enqueue(std::move(row));
-    return answers.size() - 1;
-  }
-  void run() {
-    while (!scheduler.idle()) scheduler.tick();
-  }
-
-  FusedForward* forward;
-  serve::Tally tally;
-  serve::Scheduler scheduler;
-  serve::RowContext context;
-  std::vector<std::unique_ptr<Answer>> answers;
-};
-
-Answer alone(const Tokens& prompt, int max_tokens, std::optional<std::uint64_t> seed = std::nullopt) {
-  const auto forward = make_forward(kBudget, 0);
-  Server server(*forward);
-  server.ask(prompt, max_tokens, nullptr, seed);
-  server.run();
-  EXPECT_EQ(forward->kv().cached_bytes, 0U);
-  return *server.answers.front();
-}
 
 TEST(PrefixReuse, AnAnswerIsTheSameColdOrFromTheCache) {
   const auto forward = make_forward();
@@ -247,7 +148,7 @@ TEST(PrefixReuse, LiveRowsAreNeverEvictedAndTheBudgetHolds) {
   for (const Tokens& prompt : prompts) server.ask(prompt, 6 + static_cast<int>(prompt.size()) % 9);
   while (!server.scheduler.idle()) {
     server.scheduler.tick();
-    const KvUsage kv = forward->kv();
+    const models::KvUsage kv = forward->kv();
     ASSERT_LE(kv.used_bytes + kv.cached_bytes, 12 * block);
   }
   int cached = 0;
@@ -328,4 +229,4 @@ TEST(PrefixReuse, ACapOnTheCacheIsKept) {
 }
 
 }  // namespace
-}  // namespace galley::models
+}  // namespace galley::testing
