@@ -6,7 +6,7 @@
 
 namespace galley::text {
 
-/// A vocabulary from GGUF metadata (tokenizer.ggml.*); turned into a tokenizer.json by the text crate.
+/// A vocabulary from GGUF metadata (tokenizer.ggml.*).
 struct GgufVocabulary {
   std::string model;  ///< "gpt2", "llama" or "gemma4"
   std::string pre;    ///< pre-tokenizer's name; an unknown one is an error

@@ -37,7 +37,4 @@ auto call_crate(Call&& call, Raise&& raise) -> decltype(call()) {
   throw std::logic_error("raise must throw");
 }
 
-/// tokenizer.json's text: the file's own, or built from the GGUF vocabulary.
-std::string tokenizer_json(const Assets& assets);
-
 }  // namespace galley::text

@@ -76,25 +76,25 @@ class CrateTokenizer final : public Tokenizer {
 
 }  // namespace
 
-std::string tokenizer_json(const Assets& assets) {
-  if (!assets.tokenizer_json.empty()) return assets.tokenizer_json;
+std::shared_ptr<const Tokenizer> make_tokenizer(const Assets& assets) {
+  if (!assets.tokenizer_json.empty()) {
+    return call_crate(
+        [&] {
+          return std::make_shared<const CrateTokenizer>(bridge::tokenizer_from_json(to_rust(assets.tokenizer_json)));
+        },
+        [](const std::string& message) { throw ModelError("tokenizer: " + message); });
+  }
   const GgufVocabulary& vocabulary = assets.vocabulary;
   if (vocabulary.tokens.empty()) {
     throw ModelError("the model has no tokenizer: neither a tokenizer.json nor tokenizer.ggml.* metadata");
   }
   return call_crate(
       [&] {
-        return std::string(bridge::tokenizer_json_from_gguf(
+        return std::make_shared<const CrateTokenizer>(bridge::tokenizer_from_gguf(
             to_rust(vocabulary.model), to_rust(vocabulary.pre), vocabulary.tokens, to_slice(vocabulary.types),
             to_slice(vocabulary.scores), vocabulary.merges, vocabulary.add_space_prefix));
       },
       [](const std::string& message) { throw ModelError("tokenizer metadata: " + message); });
-}
-
-std::shared_ptr<const Tokenizer> make_tokenizer(const Assets& assets) {
-  const std::string json = tokenizer_json(assets);
-  return call_crate([&] { return std::make_shared<const CrateTokenizer>(bridge::tokenizer_from_json(to_rust(json))); },
-                    [](const std::string& message) { throw ModelError("tokenizer: " + message); });
 }
 
 }  // namespace galley::text

@@ -128,7 +128,7 @@ TEST(MakeTokenizer, RefusesWhatItCannotUse) {
   EXPECT_NE(message_of(assets).find("token_type has"), std::string::npos);
   assets = chatml();
   assets.vocabulary.merges.push_back("q zz");
-  EXPECT_NE(message_of(assets).find("tokenizer: "), std::string::npos);
+  EXPECT_NE(message_of(assets).find("tokenizer metadata: "), std::string::npos);
   assets = {};
   assets.tokenizer_json = "{\"version\": ";
   EXPECT_NE(message_of(assets).find("tokenizer: "), std::string::npos);

@@ -1,7 +1,14 @@
-//! GGUF's tokenizer metadata → tokenizer.json.
+//! GGUF's tokenizer metadata → a tokenizer.
+//!
+//! Small parts are written as tokenizer.json has them; vocabulary and merges are handed over as they are, because a quarter
+//! of a million of them take seconds and hundreds of megabytes on the way through JSON.
 use std::collections::HashMap;
 
-use serde_json::{json, Map, Value};
+use ahash::AHashMap;
+use serde::de::DeserializeOwned;
+use serde_json::{json, Value};
+use tokenizers::models::bpe::{Merges, BPE};
+use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer};
 
 use crate::neutralize::MARK;
 
@@ -21,7 +28,7 @@ pub struct Vocabulary<'a> {
 }
 
 impl Vocabulary<'_> {
-    pub fn tokenizer_json(&self) -> Result<String, String> {
+    pub fn tokenizer(&self) -> Result<Tokenizer, String> {
         if self.tokens.is_empty() {
             return Err("tokenizer.ggml.tokens is missing or empty".into());
         }
@@ -32,49 +39,63 @@ impl Vocabulary<'_> {
                 self.tokens.len()
             ));
         }
-        let file = match self.model {
-            "gpt2" => self.byte_level()?,
-            "llama" => self.sentence_piece(self.merges_from_scores()?)?,
-            "gemma4" => self.sentence_piece(self.explicit_merges()?)?,
-            other => {
-                return Err(format!(
-                    "tokenizer.ggml.model \"{other}\" is not supported (supported: \"gpt2\", \"llama\", \"gemma4\")"
-                ))
-            }
-        };
-        Ok(file.to_string())
+        match self.model {
+            "gpt2" => self.byte_level(),
+            "llama" => self.sentence_piece(self.merges_from_scores()?),
+            "gemma4" => self.sentence_piece(self.explicit_merges()?),
+            other => Err(format!(
+                "tokenizer.ggml.model \"{other}\" is not supported (supported: \"gpt2\", \"llama\", \"gemma4\")"
+            )),
+        }
     }
 
     fn kind(&self, id: usize) -> i32 {
         self.types.get(id).copied().unwrap_or(1)
     }
 
-    fn vocab(&self) -> Value {
-        Value::Object(
-            self.tokens
-                .iter()
-                .enumerate()
-                .map(|(id, token)| (token.clone(), id.into()))
-                .collect(),
-        )
+    fn vocab(&self) -> AHashMap<String, u32> {
+        self.tokens.iter().cloned().zip(0..).collect()
     }
 
     /// Control tokens are special; user-defined ones are matched whole too but are ordinary text.
-    fn added_tokens(&self) -> Vec<Value> {
+    fn added_tokens(&self) -> Vec<AddedToken> {
         let kinds = [UNKNOWN, CONTROL, USER_DEFINED];
         (0..self.tokens.len())
             .filter(|&id| kinds.contains(&self.kind(id)) && !self.tokens[id].is_empty())
             .map(|id| {
-                json!({"id": id, "content": self.tokens[id], "single_word": false, "lstrip": false,
-                       "rstrip": false, "normalized": false, "special": self.kind(id) != USER_DEFINED})
+                AddedToken::from(self.tokens[id].clone(), self.kind(id) != USER_DEFINED).normalized(false)
             })
             .collect()
     }
 
+    /// `normalizer`, `pre_tokenizer` and `decoder` as in tokenizer.json.
+    fn assemble(
+        &self,
+        model: BPE,
+        normalizer: Value,
+        pre_tokenizer: Value,
+        decoder: Value,
+    ) -> Result<Tokenizer, String> {
+        let mut tokenizer = Tokenizer::new(model);
+        tokenizer
+            .with_normalizer(part::<NormalizerWrapper>(normalizer)?)
+            .map_err(|e| e.to_string())?;
+        tokenizer.with_pre_tokenizer(part::<PreTokenizerWrapper>(pre_tokenizer)?);
+        tokenizer.with_decoder(part::<DecoderWrapper>(decoder)?);
+        tokenizer
+            .add_tokens(self.added_tokens())
+            .map_err(|e| e.to_string())?;
+        Ok(tokenizer)
+    }
+
     /// Byte-level BPE with explicit merges.
-    fn byte_level(&self) -> Result<Value, String> {
+    fn byte_level(&self) -> Result<Tokenizer, String> {
         let scheme = pre_tokenizer(self.pre)?;
-        let merges = self.explicit_merges()?;
+        let model = BPE::builder()
+            .vocab_and_merges(self.vocab(), self.explicit_merges()?)
+            .ignore_merges(scheme.ignore_merges)
+            .build()
+            .map_err(|e| e.to_string())?;
         let mut steps: Vec<Value> = scheme
             .patterns
             .iter()
@@ -86,20 +107,15 @@ impl Vocabulary<'_> {
         } else {
             Value::Null
         };
-        Ok(json!({
-            "version": "1.0", "truncation": null, "padding": null,
-            "added_tokens": self.added_tokens(),
-            "normalizer": normalizer,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
-            "post_processor": null,
-            "decoder": byte_level_step(),
-            "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-                      "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-                      "ignore_merges": scheme.ignore_merges, "vocab": self.vocab(), "merges": merges},
-        }))
+        self.assemble(
+            model,
+            normalizer,
+            json!({"type": "Sequence", "pretokenizers": steps}),
+            byte_level_step(),
+        )
     }
 
-    fn explicit_merges(&self) -> Result<Value, String> {
+    fn explicit_merges(&self) -> Result<Merges, String> {
         if self.merges.is_empty() {
             return Err("tokenizer.ggml.merges is missing or empty".into());
         }
@@ -109,7 +125,7 @@ impl Vocabulary<'_> {
                 // A piece may itself begin with a space.
                 let first = merge.chars().next().map_or(0, char::len_utf8);
                 let at = merge[first..].find(' ').map(|at| at + first);
-                at.map(|at| json!([merge[..at], merge[at + 1..]]))
+                at.map(|at| (merge[..at].to_owned(), merge[at + 1..].to_owned()))
                     .ok_or_else(|| format!("tokenizer.ggml.merges: \"{merge}\" is not a pair"))
             })
             .collect()
@@ -117,7 +133,7 @@ impl Vocabulary<'_> {
 
     /// SentencePiece BPE over the whole text, with spaces made visible. The merges follow from the scores ("llama") or
     /// are spelled out ("gemma4").
-    fn sentence_piece(&self, merges: Value) -> Result<Value, String> {
+    fn sentence_piece(&self, merges: Merges) -> Result<Tokenizer, String> {
         let space = json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"});
         let normalizer = match self.add_space_prefix {
             true => {
@@ -133,37 +149,24 @@ impl Vocabulary<'_> {
         if self.add_space_prefix {
             decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
         }
-        let unknown = (0..self.tokens.len())
-            .find(|&id| self.kind(id) == UNKNOWN)
-            .map(|id| &self.tokens[id]);
-        let mut model = Map::new();
-        for (key, value) in [
-            ("type", json!("BPE")),
-            ("dropout", Value::Null),
-            ("unk_token", json!(unknown)),
-            ("continuing_subword_prefix", Value::Null),
-            ("end_of_word_suffix", Value::Null),
-            ("fuse_unk", json!(true)),
-            ("byte_fallback", json!(true)),
-            ("ignore_merges", json!(false)),
-            ("vocab", self.vocab()),
-            ("merges", merges),
-        ] {
-            model.insert(key.into(), value);
+        let mut model = BPE::builder()
+            .vocab_and_merges(self.vocab(), merges)
+            .fuse_unk(true)
+            .byte_fallback(true);
+        if let Some(unknown) = (0..self.tokens.len()).find(|&id| self.kind(id) == UNKNOWN) {
+            model = model.unk_token(self.tokens[unknown].clone());
         }
-        Ok(json!({
-            "version": "1.0", "truncation": null, "padding": null,
-            "added_tokens": self.added_tokens(),
-            "normalizer": normalizer,
-            "pre_tokenizer": null,
-            "post_processor": null,
-            "decoder": {"type": "Sequence", "decoders": decoders},
-            "model": model,
-        }))
+        let model = model.build().map_err(|e| e.to_string())?;
+        self.assemble(
+            model,
+            normalizer,
+            Value::Null,
+            json!({"type": "Sequence", "decoders": decoders}),
+        )
     }
 
     /// Every way to put a piece together from two others, best score first.
-    fn merges_from_scores(&self) -> Result<Value, String> {
+    fn merges_from_scores(&self) -> Result<Merges, String> {
         if self.scores.len() != self.tokens.len() {
             return Err(format!(
                 "tokenizer.ggml.scores has {} entries, tokenizer.ggml.tokens {}",
@@ -189,9 +192,14 @@ impl Vocabulary<'_> {
         merges.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2, a.3).cmp(&(b.1, b.2, b.3))));
         Ok(merges
             .into_iter()
-            .map(|(_, _, left, right)| json!([self.tokens[left], self.tokens[right]]))
+            .map(|(_, _, left, right)| (self.tokens[left].clone(), self.tokens[right].clone()))
             .collect())
     }
+}
+
+/// A part of a tokenizer; null: none.
+fn part<T: DeserializeOwned>(json: Value) -> Result<Option<T>, String> {
+    serde_json::from_value(json).map_err(|e| e.to_string())
 }
 
 fn byte_level_step() -> Value {
@@ -365,7 +373,7 @@ mod tests {
                 merges: &merges,
                 add_space_prefix: false,
             };
-            let tokenizer = Tokenizer::from_json(&vocabulary.tokenizer_json().unwrap()).expect(pre);
+            let tokenizer = Tokenizer::new(vocabulary.tokenizer().expect(pre)).unwrap();
             assert_eq!(tokenizer.encode("ab<x>a", true).unwrap(), [3, 0, 1], "{pre}");
             assert_eq!(tokenizer.vocab_size(), 4);
         }
@@ -384,23 +392,23 @@ mod tests {
             add_space_prefix: false,
         };
         assert!(vocabulary("gpt2", "never-heard")
-            .tokenizer_json()
+            .tokenizer()
             .unwrap_err()
             .contains("never-heard"));
         assert!(vocabulary("gpt2", "")
-            .tokenizer_json()
+            .tokenizer()
             .unwrap_err()
             .contains("missing"));
         assert!(vocabulary("bert", "gpt-2")
-            .tokenizer_json()
+            .tokenizer()
             .unwrap_err()
             .contains("bert"));
         assert!(vocabulary("llama", "")
-            .tokenizer_json()
+            .tokenizer()
             .unwrap_err()
             .contains("scores"));
         assert!(vocabulary("gpt2", "gpt-2")
-            .tokenizer_json()
+            .tokenizer()
             .unwrap_err()
             .contains("merges"));
     }
@@ -429,7 +437,7 @@ mod tests {
             merges: &[],
             add_space_prefix: true,
         };
-        let tokenizer = Tokenizer::from_json(&vocabulary.tokenizer_json().unwrap()).unwrap();
+        let tokenizer = Tokenizer::new(vocabulary.tokenizer().unwrap()).unwrap();
         assert_eq!(tokenizer.encode("ab a", false).unwrap(), [2, 6, 5]);
         assert_eq!(tokenizer.encode("<s>é", true).unwrap(), [1, 2, 7, 8]);
         assert_eq!(tokenizer.decode(&[2, 6, 5]).unwrap(), "ab a");
@@ -469,12 +477,12 @@ mod tests {
             merges,
             add_space_prefix: false,
         };
-        let tokenizer = Tokenizer::from_json(&vocabulary(&merges).tokenizer_json().unwrap()).unwrap();
+        let tokenizer = Tokenizer::new(vocabulary(&merges).tokenizer().unwrap()).unwrap();
         // "\u{2581} a" comes before "a b".
         assert_eq!(tokenizer.encode("ab a\n\nab", false).unwrap(), [8, 7, 6, 8]);
         assert_eq!(tokenizer.encode(" ab", false).unwrap(), [7, 4]);
         assert_eq!(tokenizer.encode("<bos>\u{e9}", true).unwrap(), [1, 9, 10]);
         assert_eq!(tokenizer.decode(&[7, 8, 6]).unwrap(), " aab\n\n");
-        assert!(vocabulary(&[]).tokenizer_json().unwrap_err().contains("merges"));
+        assert!(vocabulary(&[]).tokenizer().unwrap_err().contains("merges"));
     }
 }

@@ -22,8 +22,8 @@ mod ffi {
         type Stream;
         type ChatTemplate;
 
-        /// tokenizer.json's text for a vocabulary out of GGUF metadata.
-        fn tokenizer_json_from_gguf(
+        /// A vocabulary out of GGUF metadata.
+        fn tokenizer_from_gguf(
             model: &str,
             pre: &str,
             tokens: &CxxVector<CxxString>,
@@ -31,7 +31,7 @@ mod ffi {
             scores: &[f32],
             merges: &CxxVector<CxxString>,
             add_space_prefix: bool,
-        ) -> Result<String>;
+        ) -> Result<Box<Tokenizer>>;
         fn tokenizer_from_json(json: &str) -> Result<Box<Tokenizer>>;
         fn tokenizer_encode(tokenizer: &Tokenizer, text: &str, parse_special: bool) -> Result<Vec<i32>>;
         fn tokenizer_decode(tokenizer: &Tokenizer, ids: &[i32]) -> Result<String>;
@@ -92,7 +92,7 @@ fn strings(values: &CxxVector<CxxString>, what: &str) -> Result<Vec<String>, Str
 }
 
 #[allow(clippy::too_many_arguments)]
-fn tokenizer_json_from_gguf(
+fn tokenizer_from_gguf(
     model: &str,
     pre: &str,
     tokens: &CxxVector<CxxString>,
@@ -100,11 +100,11 @@ fn tokenizer_json_from_gguf(
     scores: &[f32],
     merges: &CxxVector<CxxString>,
     add_space_prefix: bool,
-) -> Result<String, String> {
+) -> Result<Box<Tokenizer>, String> {
     guard(|| {
         let tokens = strings(tokens, "tokenizer.ggml.tokens")?;
         let merges = strings(merges, "tokenizer.ggml.merges")?;
-        gguf_vocab::Vocabulary {
+        let vocabulary = gguf_vocab::Vocabulary {
             model,
             pre,
             tokens: &tokens,
@@ -112,8 +112,8 @@ fn tokenizer_json_from_gguf(
             scores,
             merges: &merges,
             add_space_prefix,
-        }
-        .tokenizer_json()
+        };
+        Tokenizer::new(vocabulary.tokenizer()?).map(Box::new)
     })
 }
 

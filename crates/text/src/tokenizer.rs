@@ -32,8 +32,11 @@ pub(crate) struct Core {
 
 impl Tokenizer {
     pub fn from_json(json: &str) -> Result<Self, String> {
+        Self::new(HfTokenizer::from_bytes(json.as_bytes()).map_err(|e| e.to_string())?)
+    }
+
+    pub fn new(mut tokenizer: HfTokenizer) -> Result<Self, String> {
         tokenizers::utils::parallelism::set_parallelism(false);
-        let mut tokenizer = HfTokenizer::from_bytes(json.as_bytes()).map_err(|e| e.to_string())?;
         // Length limits are the server's affair, never a silent cut.
         tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
         tokenizer.with_padding(None);
@@ -52,7 +55,11 @@ impl Tokenizer {
         for (token, id) in tokenizer.get_vocab(true) {
             vocab_size = vocab_size.max(id as i32 + 1);
             // In GPT-2's alphabet a character stands for a byte.
-            let bytes = if byte_level { token.chars().count() } else { token.len() };
+            let bytes = if byte_level {
+                token.chars().count()
+            } else {
+                token.len()
+            };
             longest_token = longest_token.max(bytes);
         }
         Ok(Self {
