@@ -165,7 +165,8 @@ void Fields::inert(std::span<const InertField> fields) {
 void Fields::finish() const {
   for (const auto& [name, value] : object_.items()) {
     if (!seen_.contains(name)) {
-      throw Error(400, "unknown field: " + path_of(name), "unknown_field", path_of(name));
+      const std::string path = path_of(shortened(name));
+      throw Error(400, "unknown field: " + path, "unknown_field", path);
     }
   }
 }

@@ -16,15 +16,11 @@ class Generation::Sink final : public serve::EventSink {
 };
 
 void Generation::start(serve::Engine& engine, std::vector<serve::GenerationRequest> requests) {
-  auto tickets = std::make_shared<Tickets>();
-  try {
-    for (std::size_t i = 0; i < requests.size(); ++i) {
-      tickets->push_back(engine.submit(std::move(requests[i]), std::make_shared<Sink>(shared_from_this(), i)));
-    }
-  } catch (...) {
-    for (const auto& ticket : *tickets) ticket->cancel();
-    throw;
+  std::vector<serve::Submission> together;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    together.push_back({std::move(requests[i]), std::make_shared<Sink>(shared_from_this(), i)});
   }
+  const auto tickets = std::make_shared<const Tickets>(engine.submit_all(std::move(together)));
   tickets_ = tickets;
   responder_->on_disconnect([tickets] {
     for (const auto& ticket : *tickets) ticket->cancel();

@@ -61,8 +61,11 @@ Json parse_body(std::string_view body) {
                 "the request body is not valid JSON at " + position(body, error.byte > 0 ? error.byte - 1 : 0) + ": " +
                     std::string(why),
                 "invalid_json");
-  } catch (const Json::exception& error) {  // a number beyond double
-    throw Error(400, std::string("the request body is not valid JSON: ") + error.what(), "invalid_json");
+  } catch (const Json::exception& error) {  // "[json.exception.out_of_range.406] number overflow parsing '1e999'"
+    const std::string_view why = error.what();
+    const auto number = std::min(why.find('\''), why.size());
+    throw Error(400, "the request body holds a number that is too large: " + shortened(why.substr(number)),
+                "invalid_json");
   }
 }
 
@@ -70,15 +73,13 @@ std::string to_text(const OutJson& value) { return value.dump(-1, ' ', false, Ou
 
 std::string quote(std::string_view text) { return to_text(OutJson(text)); }
 
-std::string excerpt(const Json& value) {
-  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  if (text.size() > kExcerptBytes) {
-    std::size_t cut = kExcerptBytes;
-    while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0U) == 0x80U) --cut;
-    text.resize(cut);
-    text += "…";
-  }
-  return text;
+std::string shortened(std::string_view text) {
+  if (text.size() <= kExcerptBytes) return std::string(text);
+  std::size_t cut = kExcerptBytes;
+  while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0U) == 0x80U) --cut;
+  return std::string(text.substr(0, cut)) + "…";
 }
+
+std::string excerpt(const Json& value) { return shortened(value.dump(-1, ' ', false, Json::error_handler_t::replace)); }
 
 }  // namespace galley::api

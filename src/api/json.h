@@ -17,6 +17,8 @@ Json parse_body(std::string_view body);
 std::string to_text(const OutJson& value);
 /// A quoted JSON string.
 std::string quote(std::string_view text);
+/// A text as it appears in an error message: cut short, never within a character.
+std::string shortened(std::string_view text);
 /// How a value appears in an error message: its JSON, cut short.
 std::string excerpt(const Json& value);
 

@@ -155,7 +155,7 @@ class CompletionStream final : public Generation {
 using Prompt = std::vector<std::int32_t>;
 
 Prompt encode_text(const Json& text, const ServedModel& model, const std::string& path) {
-  Prompt prompt = encode_prompt(text.get_ref<const std::string&>(), model, "prompt");
+  Prompt prompt = encode_prompt(text.get_ref<const std::string&>(), model, path);
   if (model.add_bos && model.bos_id >= 0 && (prompt.empty() || prompt.front() != model.bos_id)) {
     prompt.insert(prompt.begin(), model.bos_id);
   }
@@ -263,8 +263,10 @@ void completions(const Service& service, const Request& request, std::shared_ptr
   try {
     generation->start(*model->engine, std::move(rows));
   } catch (const Error& error) {
-    if (error.param() != "messages") throw;  // the engine knows a prompt by its name in chats
-    throw Error(error.status(), error.what(), error.code(), "prompt");
+    constexpr std::string_view kInChats = "messages";  // the engine knows a prompt by its name in chats
+    if (!error.param().starts_with(kInChats)) throw;
+    const std::string which = error.param().substr(kInChats.size()), param = "prompt" + which;
+    throw Error(error.status(), (which.empty() ? "" : param + ": ") + error.what(), error.code(), param);
   }
 }
 

@@ -24,11 +24,11 @@ std::string read_part(const Json& part, const std::string& path) {
   const auto type = fields.string("type");
   if (!type) throw Error(400, fields.path_of("type") + ": required", "missing_field", fields.path_of("type"));
   if (type->find("image") != std::string::npos) {
-    throw Error(400, path + ": images (" + quote(*type) + ") are not supported; this model reads text only",
+    throw Error(400, path + ": images (" + excerpt(*type) + ") are not supported; this model reads text only",
                 "unsupported_content", path);
   }
   if (*type != "text" && *type != "input_text" && *type != "output_text" && *type != "refusal") {
-    throw Error(400, path + ": content of type " + quote(*type) + " is not supported; this model reads text only",
+    throw Error(400, path + ": content of type " + excerpt(*type) + " is not supported; this model reads text only",
                 "unsupported_content", path);
   }
   const char* key = *type == "refusal" ? "refusal" : "text";
@@ -84,12 +84,16 @@ Json read_message(const Json& message, const std::string& path) {
   if (*role == "developer") role = "system";
   if (*role != "system" && *role != "user" && *role != "assistant" && *role != "tool") {
     throw Error(
-        400, role_path + ": " + quote(*role) + " is not a role; allowed are system, developer, user, assistant, tool",
+        400, role_path + ": " + excerpt(*role) + " is not a role; allowed are system, developer, user, assistant, tool",
         "invalid_value", role_path);
   }
   Json normal;
   normal["role"] = *role;
-  normal["content"] = read_content(fields.find("content"), fields.path_of("content"));
+  const Json* content = fields.find("content");
+  if (!content && *role != "assistant") {  // an assistant may have called tools and said nothing
+    throw Error(400, fields.path_of("content") + ": required", "missing_field", fields.path_of("content"));
+  }
+  normal["content"] = read_content(content, fields.path_of("content"));
   if (const auto name = fields.string("name")) normal["name"] = *name;
   if (const auto id = fields.string("tool_call_id")) normal["tool_call_id"] = *id;
   if (const auto thoughts = fields.string("reasoning_content")) normal["reasoning_content"] = *thoughts;

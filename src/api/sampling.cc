@@ -67,8 +67,14 @@ int read_top_k(Fields& fields, const SamplingDefaults& flags, const SamplingDefa
 std::optional<std::uint64_t> read_seed(Fields& fields) {
   const Json* value = fields.find("seed");
   if (value && value->is_number_unsigned()) return value->get<std::uint64_t>();
-  const auto seed =
-      fields.integer("seed", std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max());
+  constexpr auto kLeast = std::numeric_limits<std::int64_t>::min();
+  if (value && value->is_number_float() && std::abs(value->get<double>()) >= 9.2e18) {
+    throw Error(400,
+                "seed: " + excerpt(*value) + " is out of range; allowed is " + std::to_string(kLeast) + " to " +
+                    std::to_string(std::numeric_limits<std::uint64_t>::max()),
+                "invalid_value", "seed");
+  }
+  const auto seed = fields.integer("seed", kLeast, std::numeric_limits<std::int64_t>::max());
   if (!seed || *seed == -1) return std::nullopt;  // -1: a fresh one, as in vLLM and llama-server
   return static_cast<std::uint64_t>(*seed);
 }

@@ -72,7 +72,9 @@ int generate(GenerateOptions options) {
   request.prompt = prompt_of(options, files);
   request.max_tokens = options.max_tokens;
   const SamplingOptions& s = options.sampling;
-  request.sampling.temperature = static_cast<float>(s.temperature.value_or(0.0));
+  // Greedy, unless something is asked for that has no effect then.
+  const bool sampled = options.seed || s.top_p || s.top_k || s.min_p;
+  request.sampling.temperature = static_cast<float>(s.temperature.value_or(sampled ? 1.0 : 0.0));
   request.sampling.top_p = static_cast<float>(s.top_p.value_or(1.0));
   request.sampling.min_p = static_cast<float>(s.min_p.value_or(0.0));
   request.sampling.top_k = s.top_k.value_or(0);

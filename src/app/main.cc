@@ -124,7 +124,8 @@ int run(int argc, char** argv) {
   try {
     cli.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    return cli.exit(e);
+    constexpr int kUsage = 2;  // as shells and most tools have it
+    return cli.exit(e) == 0 ? 0 : kUsage;
   }
   if (*serve_command) return serve(std::move(serve_options));
   if (*generate_command) return generate(std::move(generate_options));

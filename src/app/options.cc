@@ -1,5 +1,7 @@
 #include "app/options.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
@@ -10,6 +12,18 @@ namespace galley::app {
 namespace {
 
 const auto kOnOff = [] { return CLI::IsMember({"on", "off"}); };
+
+/// A number from `least` on, or above it; CLI11's own say "in 0 to 1797693134862315708145…".
+CLI::Validator number_above(double least, bool itself) {
+  const std::string words = fmt::format("{} {}", itself ? "at least" : "above", least);
+  return {[=](const std::string& text) {
+            double number = 0;
+            if (!CLI::detail::lexical_cast(text, number)) return fmt::format("{} is not a number", text);
+            return number > least || (itself && number == least) ? std::string()
+                                                                 : fmt::format("{} must be {}", text, words);
+          },
+          words};
+}
 
 }  // namespace
 
@@ -41,12 +55,12 @@ void add_model_options(CLI::App& command, ModelOptions& options, bool with_batch
   command
       .add_option("--kv-budget", options.kv_budget_gb,
                   "GB (10^9 bytes) for KV; default: what --batch full contexts need, at most a quarter of free memory")
-      ->check(CLI::PositiveNumber);
+      ->check(number_above(0, false));
   command
       .add_option("--prompt-cache", options.prompt_cache_gb,
                   "GB of the KV budget that finished requests may keep for prompts that begin alike (fused); 0: none; "
                   "default: all that no row needs")
-      ->check(CLI::NonNegativeNumber);
+      ->check(number_above(0, true));
   command.add_option("--kv-dtype", options.runtime.kv_dtype, "type of KV elements (fused)")
       ->check(CLI::IsMember({"f16", "bf16", "f32"}))
       ->capture_default_str();
@@ -58,7 +72,11 @@ void add_model_options(CLI::App& command, ModelOptions& options, bool with_batch
 }
 
 void add_sampling_options(CLI::App& command, SamplingOptions& options) {
-  command.add_option("--temperature,--temp", options.temperature, "0: greedy")->check(CLI::Range(0.0, 100.0));
+  command
+      .add_option(
+          "--temperature,--temp", options.temperature,
+          "0: greedy; default of serve: 1, or what the model's makers recommend; of generate: 0, or 1 with a seed")
+      ->check(CLI::Range(0.0, 2.0));
   command.add_option("--top-p", options.top_p, "1: off")->check(CLI::Range(0.0, 1.0));
   command.add_option("--top-k", options.top_k, "0: off")->check(CLI::Range(0, 1 << 30));
   command.add_option("--min-p", options.min_p, "0: off")->check(CLI::Range(0.0, 1.0));

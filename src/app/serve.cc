@@ -121,8 +121,8 @@ int serve(ServeOptions options) {
   for (;;) {
     const int signal = signals.wait(std::chrono::milliseconds(200));
     if (signal != 0) {
-      spdlog::info("{}: no new work, finishing what runs (up to {} s)", signal == SIGINT ? "SIGINT" : "SIGTERM",
-                   options.drain_timeout_s);
+      spdlog::info("{}: no new work, finishing what runs (up to {} s; a second signal cuts it off)",
+                   signal == SIGINT ? "SIGINT" : "SIGTERM", options.drain_timeout_s);
       break;
     }
     if (!engine->healthy()) {
@@ -138,9 +138,18 @@ int serve(ServeOptions options) {
     return std::max(std::chrono::milliseconds(0),
                     std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()));
   };
-  const bool all_done = engine->drain(left());
-  if (!all_done) spdlog::warn("the drain timeout passed; requests still running are cut off");
-  server.stop(left());
+  constexpr std::chrono::milliseconds kGlance{100}, kFarewell{2000};
+  bool all_done = false, hurried = false;
+  while (!all_done && !hurried && left().count() > 0) {
+    all_done = engine->drain(std::min(left(), kGlance));
+    hurried = signals.wait(std::chrono::milliseconds(0)) != 0;
+  }
+  if (!all_done) {
+    spdlog::warn("{}; requests still running are cut off",
+                 hurried ? "a second signal came" : "the drain timeout passed");
+    engine->stop();  // each is told so before its connection goes
+  }
+  server.stop(all_done ? left() : kFarewell);
   return exit_code;
 }
 

@@ -190,7 +190,14 @@ void Connection::report(const Incoming& incoming, Clock::time_point arrived) con
 asio::awaitable<void> Connection::refuse(const Error& error) {
   const api::Response response = api::error_response(error);
   const Incoming incoming;
+  const auto arrived = Clock::now();
   co_await write_whole(incoming, response);
+  Answered answered;
+  answered.client = client_;
+  answered.method = answered.path = "-";
+  answered.status = response.status;
+  answered.seconds = std::chrono::duration<double>(Clock::now() - arrived).count();
+  if (core_->options.on_answer) core_->options.on_answer(answered);
 }
 
 void Connection::hand_over(Incoming& incoming) {

@@ -19,7 +19,7 @@ namespace galley::http {
 /// A line of the access log.
 struct Answered {
   std::string client;        ///< its address
-  std::string method, path;  ///< printable characters only
+  std::string method, path;  ///< printable characters only; "-" of what was no proper request
   int status = 0;
   bool client_left = false;  ///< before the answer was complete
   double seconds = 0;        ///< from the request's arrival to the answer's last byte

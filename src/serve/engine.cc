@@ -46,11 +46,7 @@ class ThreadedEngine final : public Engine {
   }
 
   ~ThreadedEngine() override {
-    {
-      const std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    wake_.notify_all();
+    end();
     if (thread_.joinable()) thread_.join();
   }
 
@@ -62,25 +58,30 @@ class ThreadedEngine final : public Engine {
     ready.get();
   }
 
-  std::shared_ptr<Ticket> submit(GenerationRequest request, std::shared_ptr<EventSink> sink) override {
-    auto ticket = std::make_shared<Ticket>();
+  std::vector<std::shared_ptr<Ticket>> submit_all(std::vector<Submission> together) override {
+    std::vector<std::shared_ptr<Ticket>> tickets;
     {
       const std::lock_guard lock(mutex_);
       try {
         check_state();
-        check_size(request);
-        check_queue();
+        for (std::size_t i = 0; i < together.size(); ++i) {
+          check_size(together[i].request, together.size() == 1 ? "messages" : "messages[" + std::to_string(i) + "]");
+        }
+        check_queue(static_cast<int>(together.size()));
       } catch (const Error&) {
         ++refused_;
         throw;
       }
-      inbox_.push_back({std::move(request), std::move(sink), ticket});
-      ++accepted_;
+      for (Submission& submission : together) {
+        tickets.push_back(std::make_shared<Ticket>());
+        inbox_.push_back({std::move(submission), tickets.back()});
+      }
+      accepted_ += together.size();
       busy_ = true;
-      tally_.live.fetch_add(1, std::memory_order_acq_rel);
+      tally_.live.fetch_add(static_cast<int>(together.size()), std::memory_order_acq_rel);
     }
     wake_.notify_all();
-    return ticket;
+    return tickets;
   }
 
   [[nodiscard]] Stats stats() const override {
@@ -106,12 +107,21 @@ class ThreadedEngine final : public Engine {
     return quiet_.wait_for(lock, timeout, [this] { return !busy_; });
   }
 
+  void stop() override { end(); }
+
  private:
-  struct Submission {
-    GenerationRequest request;
-    std::shared_ptr<EventSink> sink;
+  struct Arrival {
+    Submission submission;
     std::shared_ptr<Ticket> ticket;
   };
+
+  void end() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_all();
+  }
 
   // Admission, on the caller's thread, under the mutex.
 
@@ -120,8 +130,8 @@ class ThreadedEngine final : public Engine {
     if (draining_ || stopping_) throw Error(503, "the server is shutting down and takes no new requests", "draining");
   }
 
-  void check_size(const GenerationRequest& request) const {
-    if (request.prompt.empty()) throw Error(400, "the prompt is empty", "empty_prompt", "prompt");
+  void check_size(const GenerationRequest& request, const std::string& param) const {
+    if (request.prompt.empty()) throw Error(400, "the prompt is empty", "empty_prompt", param);
     if (request.max_tokens <= 0) {
       throw Error(400, "max_tokens must be at least 1, not " + std::to_string(request.max_tokens), "invalid_value",
                   "max_tokens");
@@ -133,7 +143,7 @@ class ThreadedEngine final : public Engine {
                   "the context length is " + std::to_string(options_.context) + " tokens, but the prompt has " +
                       std::to_string(prompt) + " tokens and up to " + std::to_string(request.max_tokens) +
                       " more are asked for; shorten the prompt or lower max_tokens",
-                  "context_length_exceeded", "messages");
+                  "context_length_exceeded", param);
     }
     if (needed > limits_.max_row_tokens) {
       const std::size_t bytes =
@@ -145,17 +155,28 @@ class ThreadedEngine final : public Engine {
                       gigabytes(limits_.budget_bytes) + " (" + std::to_string(limits_.budget_bytes) + " bytes, " +
                       std::to_string(limits_.max_row_tokens) +
                       " tokens); shorten the prompt, lower max_tokens or raise --kv-budget",
-                  "context_over_budget", "messages");
+                  "context_over_budget", param);
     }
   }
 
-  void check_queue() const {
+  void check_queue(int arriving) const {
+    const int most = options_.batch + options_.max_queue;
+    if (arriving > most) {
+      throw Error(400,
+                  "one request with " + std::to_string(arriving) +
+                      " prompts is more than this server takes at a time (" + std::to_string(options_.batch) +
+                      " running and " + std::to_string(options_.max_queue) +
+                      " waiting); send fewer, or raise --batch or --max-queue",
+                  "too_many_prompts", "prompt");
+    }
     // Counted from all live requests and not from the queue's length, so that a burst isn't refused while slots are
     // free only because the engine hasn't looked yet.
-    if (tally_.live.load(std::memory_order_acquire) >= options_.batch + options_.max_queue) {
-      throw Error(
-          429, "the queue is full (" + std::to_string(options_.max_queue) + " requests are waiting); try again later",
-          "queue_full");
+    const int live = tally_.live.load(std::memory_order_acquire);
+    if (live + arriving > most) {
+      throw Error(429,
+                  "the queue is full: " + std::to_string(live) + " requests are running or waiting, " +
+                      std::to_string(most) + " are the most; try again later",
+                  "queue_full");
     }
   }
 
@@ -203,7 +224,7 @@ class ThreadedEngine final : public Engine {
 
   /// Waits for work, takes what has arrived, makes a step. False: stop.
   bool next(Gateway& gateway) {
-    std::deque<Submission> arrived;
+    std::deque<Arrival> arrived;
     {
       std::unique_lock lock(mutex_);
       if (gateway.idle()) await_work(gateway, lock);
@@ -212,7 +233,7 @@ class ThreadedEngine final : public Engine {
       snapshot_.batch.pending_rows += static_cast<int>(arrived.size());
     }
     const auto begin = ThroughputWindow::Clock::now();
-    for (Submission& submission : arrived) accept(gateway, std::move(submission));
+    for (Arrival& arrival : arrived) accept(gateway, std::move(arrival));
     gateway.step();
     const std::lock_guard lock(mutex_);
     publish(gateway, begin);
@@ -232,10 +253,11 @@ class ThreadedEngine final : public Engine {
     wake_.wait(lock, called);
   }
 
-  void accept(Gateway& gateway, Submission submission) {
+  void accept(Gateway& gateway, Arrival arrival) {
     std::unique_ptr<Row> row;
+    Submission& submission = arrival.submission;
     try {
-      row = std::make_unique<Row>(context_, std::move(submission.request), submission.sink, submission.ticket);
+      row = std::make_unique<Row>(context_, std::move(submission.request), submission.sink, arrival.ticket);
     } catch (const std::exception& exception) {  // of this request's own parts: nobody else's affair
       refuse(submission, Error(500, std::string("the request could not be set up: ") + exception.what(), "row_fault"));
       return;
@@ -253,12 +275,12 @@ class ThreadedEngine final : public Engine {
   }
 
   void refuse_inbox(const Error& error) {
-    std::deque<Submission> left;
+    std::deque<Arrival> left;
     {
       const std::lock_guard lock(mutex_);
       left.swap(inbox_);
     }
-    for (Submission& submission : left) refuse(submission, error);
+    for (Arrival& arrival : left) refuse(arrival.submission, error);
   }
 
   void die(Gateway& gateway, const std::string& reason) {
@@ -305,7 +327,7 @@ class ThreadedEngine final : public Engine {
 
   mutable std::mutex mutex_;  ///< guards what follows
   std::condition_variable wake_, quiet_;
-  std::deque<Submission> inbox_;
+  std::deque<Arrival> inbox_;
   Stats snapshot_;
   ThroughputWindow window_;
   std::uint64_t accepted_ = 0, refused_ = 0;
@@ -316,6 +338,12 @@ class ThreadedEngine final : public Engine {
 };
 
 }  // namespace
+
+std::shared_ptr<Ticket> Engine::submit(GenerationRequest request, std::shared_ptr<EventSink> sink) {
+  std::vector<Submission> one;
+  one.push_back({std::move(request), std::move(sink)});
+  return submit_all(std::move(one)).front();
+}
 
 std::unique_ptr<Engine> start_engine(const EngineOptions& options, std::shared_ptr<const text::Tokenizer> tokenizer,
                                      std::vector<std::int32_t> end_ids, Loader loader) {

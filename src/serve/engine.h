@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "models/forward.h"
 #include "serve/request.h"
@@ -62,20 +63,30 @@ class Ticket {
   std::atomic<bool> cancelled_{false};
 };
 
+/// A request and where its events go. The sink is kept alive until its last event.
+struct Submission {
+  GenerationRequest request;
+  std::shared_ptr<EventSink> sink;
+};
+
 class Engine {
  public:
-  virtual ~Engine() = default;  ///< stops the thread; rows still alive get an error event (503)
+  virtual ~Engine() = default;  ///< stop(), and waits for the thread
 
-  /// Queues a request; thread-safe. Throws galley::Error: 400 context_length_exceeded (names prompt and context token
-  /// counts), 400 context_over_budget (needed and available bytes and tokens), 429 when the queue is full, 503 while
-  /// draining or after the engine died. The sink is kept alive until its last event.
-  virtual std::shared_ptr<Ticket> submit(GenerationRequest request, std::shared_ptr<EventSink> sink) = 0;
+  /// Queues requests, all of them or none; thread-safe. Throws galley::Error: 400 context_length_exceeded (names prompt
+  /// and context token counts), 400 context_over_budget (needed and available bytes and tokens), 400 too_many_prompts
+  /// when even an idle engine can't take so many, 429 when the queue is full, 503 while draining or after the engine
+  /// died. What is wrong with one of several prompts names it: param "messages[1]".
+  virtual std::vector<std::shared_ptr<Ticket>> submit_all(std::vector<Submission> together) = 0;
+  std::shared_ptr<Ticket> submit(GenerationRequest request, std::shared_ptr<EventSink> sink);
 
   [[nodiscard]] virtual Stats stats() const = 0;
   /// False once the engine thread has died of something that was not one row's fault.
   [[nodiscard]] virtual bool healthy() const = 0;
   /// Takes no new work; waits until the running requests are done or `timeout` passed. True: all done.
   virtual bool drain(std::chrono::milliseconds timeout) = 0;
+  /// Ends every request that is queued or running with an error event (503), soon after.
+  virtual void stop() = 0;
 };
 
 /// Starts the engine thread, loads there, and returns when the model is ready. Rethrows what the loader threw.

@@ -55,7 +55,7 @@ def test_a_truncated_model(tmp_path: pathlib.Path, size: int) -> None:
 
 @pytest.mark.parametrize("flags, words", [
     (["--no-such-flag"], ["no-such-flag"]), (["--batch", "0"], ["batch"]), (["--batch", "many"], ["batch"]),
-    (["--port", "99999"], ["port"]), (["--kernels", "magic"], ["kernels"]), (["--kv-budget", "-1"], ["kv-budget"]),
+    (["--port", "99999"], ["port"]), (["--kernels", "magic"], ["kernels"]), (["--kv-budget", "-1"], ["kv-budget", "above 0"]),
 ])
 def test_bad_flags(flags: list[str], words: list[str]) -> None:
     assert_one_clear_line(run("serve", str(MODEL), *flags), *words)
@@ -135,7 +135,26 @@ def test_the_drain_ends_when_its_time_is_over() -> None:
         stream.read_until(b"data: ", 3)
         start = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
+        stream.read_until(b'"error"')  # its client is told
         server.process.wait(timeout=20)
+        assert time.monotonic() - start < 15
+        assert "client left" not in server.log()
+    finally:
+        server.process.kill()
+
+
+def test_a_second_signal_ends_the_drain() -> None:
+    server = Server(batch=4)  # would drain for half a minute
+    try:
+        server.wait_ready()
+        stream = RawStream(server, CHAT, long_chat(tokens=7000))
+        stream.read_until(b"data: ", 3)
+        start = time.monotonic()
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGINT)
+        stream.read_until(b'"error"')
+        assert server.process.wait(timeout=20) == 0
         assert time.monotonic() - start < 15
     finally:
         server.process.kill()

@@ -115,15 +115,19 @@ class ManualEngine final : public serve::Engine {
     std::shared_ptr<serve::Ticket> ticket;
   };
 
-  std::shared_ptr<serve::Ticket> submit(serve::GenerationRequest request,
-                                        std::shared_ptr<serve::EventSink> sink) override {
-    if (refusal && rows.size() >= refuse_from) throw Error(*refusal);
-    rows.push_back({std::move(request), std::move(sink), std::make_shared<serve::Ticket>()});
-    return rows.back().ticket;
+  std::vector<std::shared_ptr<serve::Ticket>> submit_all(std::vector<serve::Submission> together) override {
+    if (refusal) throw Error(*refusal);
+    std::vector<std::shared_ptr<serve::Ticket>> tickets;
+    for (serve::Submission& one : together) {
+      rows.push_back({std::move(one.request), std::move(one.sink), std::make_shared<serve::Ticket>()});
+      tickets.push_back(rows.back().ticket);
+    }
+    return tickets;
   }
   [[nodiscard]] serve::Stats stats() const override { return counters; }
   [[nodiscard]] bool healthy() const override { return alive; }
   bool drain(std::chrono::milliseconds) override { return true; }
+  void stop() override {}
 
   void say(std::size_t row, std::string text, std::vector<serve::TokenInfo> tokens = {}) {
     serve::TokenEvent event;
@@ -147,7 +151,6 @@ class ManualEngine final : public serve::Engine {
 
   std::vector<Row> rows;
   std::optional<Error> refusal;
-  std::size_t refuse_from = 0;
   bool alive = true;
   serve::Stats counters;
 };

@@ -170,6 +170,53 @@ TEST(Engine, FullQueueIs429AndDrainIs503) {
   EXPECT_EQ(engine->stats().requests.refused, 2U);
 }
 
+TEST(Engine, SeveralRequestsAreTakenTogetherOrNotAtAll) {
+  StepGate gate;
+  gate.close();
+  ScriptedOptions options;
+  options.on_launch = [&](const models::StepPlan&, int) { gate.pass(); };
+  auto engine = test::scripted_engine({.batch = 2, .max_queue = 2, .context = 100}, options);
+  const auto refused = [&](int count, int prompt) {
+    std::vector<Submission> together;
+    for (int i = 0; i < count; ++i) {
+      together.push_back({request(std::string(i == 1 ? static_cast<std::size_t>(prompt) : 1, 'x'), 5),
+                          std::make_shared<RecordingSink>()});
+    }
+    try {
+      engine->submit_all(std::move(together));
+    } catch (const Error& error) {
+      return std::tuple(error.status(), error.code(), error.param());
+    }
+    return std::tuple(0, std::string(), std::string());
+  };
+  EXPECT_EQ(refused(5, 1), std::tuple(400, std::string("too_many_prompts"), std::string("prompt")))
+      << "waiting would be no use";
+  EXPECT_EQ(refused(3, 99), std::tuple(400, std::string("context_length_exceeded"), std::string("messages[1]")));
+  EXPECT_EQ(refused(3, 1), std::tuple(0, std::string(), std::string()));
+  EXPECT_EQ(std::get<1>(refused(2, 1)), "queue_full") << "one would fit, two don't";
+  EXPECT_EQ(engine->stats().requests.accepted, 3U);
+  EXPECT_EQ(refused(1, 1), std::tuple(0, std::string(), std::string()));
+  gate.open();
+  EXPECT_TRUE(engine->drain(20s));
+  EXPECT_EQ(engine->stats().requests.finished, 4U);
+}
+
+TEST(Engine, StopEndsWhatRunsAndWhatWaits) {
+  auto engine = test::scripted_engine({.batch = 1, .max_queue = 2, .context = 100000}, {});
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  for (int i = 0; i < 2; ++i) {
+    sinks.push_back(std::make_shared<RecordingSink>());
+    engine->submit(request("x", 90000), sinks.back());
+  }
+  ASSERT_TRUE(sinks[0]->wait_events(2));
+  engine->stop();
+  EXPECT_TRUE(engine->drain(20s));
+  for (const auto& sink : sinks) {
+    ASSERT_TRUE(sink->error());
+    EXPECT_EQ(sink->error()->status(), 503);
+  }
+}
+
 TEST(Engine, CancelFreesRowsWithinAStep) {
   StepGate gate;
   gate.close();

@@ -2,7 +2,7 @@
 //!
 //! Small parts are written as tokenizer.json has them; vocabulary and merges are handed over as they are, because a quarter
 //! of a million of them take seconds and hundreds of megabytes on the way through JSON.
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use ahash::AHashMap;
 use serde::de::DeserializeOwned;
@@ -119,14 +119,25 @@ impl Vocabulary<'_> {
         if self.merges.is_empty() {
             return Err("tokenizer.ggml.merges is missing or empty".into());
         }
+        let known: HashSet<&str> = self.tokens.iter().map(String::as_str).collect();
         self.merges
             .iter()
-            .map(|merge| {
+            .enumerate()
+            .map(|(n, merge)| {
                 // A piece may itself begin with a space.
                 let first = merge.chars().next().map_or(0, char::len_utf8);
-                let at = merge[first..].find(' ').map(|at| at + first);
-                at.map(|at| (merge[..at].to_owned(), merge[at + 1..].to_owned()))
-                    .ok_or_else(|| format!("tokenizer.ggml.merges: \"{merge}\" is not a pair"))
+                let Some(at) = merge[first..].find(' ').map(|at| at + first) else {
+                    return Err(format!("tokenizer.ggml.merges[{n}]: \"{merge}\" is not a pair"));
+                };
+                let (left, right) = (&merge[..at], &merge[at + 1..]);
+                for piece in [left, right, &format!("{left}{right}")] {
+                    if !known.contains(piece) {
+                        return Err(format!(
+                            "tokenizer.ggml.merges[{n}]: \"{merge}\" needs \"{piece}\", which is not in tokenizer.ggml.tokens"
+                        ));
+                    }
+                }
+                Ok((left.to_owned(), right.to_owned()))
             })
             .collect()
     }
