@@ -13,6 +13,8 @@
 namespace galley::app {
 namespace {
 
+constexpr int kUsage = 2;  // exit status of a wrong command line, as shells and most tools have it
+
 int run(int argc, char** argv) {
   CLI::App cli(
       "galley serves a large language model to several people at once: every live conversation advances by a\n"
@@ -121,10 +123,19 @@ int run(int argc, char** argv) {
   logits_command->add_option("--out", logits_options.out, "file for [n, vocab] little-endian float32")->required();
   logits_command->add_flag("--dense", logits_options.model.runtime.dense, "stock: expand quantized weights (faster)");
 
+  std::string commands;
+  bool known = argc < 2 || argv[1][0] == '-';
+  for (const CLI::App* command : cli.get_subcommands(nullptr)) {
+    commands += (commands.empty() ? "" : ", ") + command->get_name();
+    known = known || command->get_name() == argv[1];
+  }
+  if (!known) {
+    fmt::print(stderr, "galley: there is no command \"{}\"; there are {}\n", argv[1], commands);
+    return kUsage;
+  }
   try {
     cli.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    constexpr int kUsage = 2;  // as shells and most tools have it
     return cli.exit(e) == 0 ? 0 : kUsage;
   }
   if (*serve_command) return serve(std::move(serve_options));

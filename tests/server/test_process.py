@@ -53,6 +53,10 @@ def test_a_truncated_model(tmp_path: pathlib.Path, size: int) -> None:
     assert_one_clear_line(run("serve", str(path)), "truncated.gguf")
 
 
+def test_an_unknown_command_is_named() -> None:
+    assert_one_clear_line(run("frobnicate"), "frobnicate", "serve")
+
+
 @pytest.mark.parametrize("flags, words", [
     (["--no-such-flag"], ["no-such-flag"]), (["--batch", "0"], ["batch"]), (["--batch", "many"], ["batch"]),
     (["--port", "99999"], ["port"]), (["--kernels", "magic"], ["kernels"]), (["--kv-budget", "-1"], ["kv-budget", "above 0"]),
