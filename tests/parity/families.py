@@ -37,6 +37,9 @@ LLAMA3_ROPE = dict(
     original_max_position_embeddings=64,
 )
 
+# In MiniCPM5-1B's proportions: many query heads on few of keys and values, wider than the hidden state.
+MINICPM5 = dict(LLAMA, num_hidden_layers=2, num_attention_heads=16, num_key_value_heads=2, head_dim=16, rope_theta=1e6,
+                max_position_embeddings=131072, tie_word_embeddings=False)
 
 QWEN2 = dict(LLAMA, model_type="qwen2", architectures=["Qwen2ForCausalLM"], num_hidden_layers=2, rope_theta=1e6)
 QWEN3 = dict(LLAMA, model_type="qwen3", architectures=["Qwen3ForCausalLM"], num_hidden_layers=2, rope_theta=1e6,
@@ -112,7 +115,7 @@ GEMMA4_MOE = dict(GEMMA4, num_hidden_layers=3, enable_moe_block=True, num_expert
                   moe_intermediate_size=64)
 
 BASES = ({base["model_type"]: base for base in (LLAMA, QWEN2, QWEN3, QWEN3_MOE)}
-         | {"gemma3": GEMMA3, "gemma4": GEMMA4, "e4b": E4B, "moe": GEMMA4_MOE})
+         | {"minicpm5": MINICPM5, "gemma3": GEMMA3, "gemma4": GEMMA4, "e4b": E4B, "moe": GEMMA4_MOE})
 
 
 @dataclass
@@ -149,6 +152,8 @@ VARIANTS = [
             dict(tie_word_embeddings=False, attention_bias=True), bits=4, group=64,
             mixed={"lm_head": (8, 32), "mlp.down_proj": (8, 32)}),
     Variant("tied bf16, 6-bit g64", mx.bfloat16, bits=6, group=64),
+    Variant("untied bf16", mx.bfloat16, family="minicpm5", brief=True),
+    Variant("untied bf16, 4-bit g64", mx.bfloat16, bits=4, group=64, family="minicpm5", brief=True),
     Variant("tied f32", mx.float32, family="qwen2", brief=True),
     Variant("untied bf16, linear rope", mx.bfloat16,
             dict(tie_word_embeddings=False, rope_scaling=dict(type="linear", factor=2.0)), family="qwen2", brief=True),
