@@ -89,6 +89,7 @@ int serve(ServeOptions options) {
   engine_options.prompt_concurrency = options.prompt_concurrency;
   engine_options.prefill_step = options.model.runtime.prefill_step;
   engine_options.prefill_stretch = options.prefill_stretch;
+  engine_options.on_fault = [](const std::string& message) { spdlog::error("{}", message); };
   engine_options.max_queue = options.max_queue;
   engine_options.context =
       options.model.runtime.context > 0 ? options.model.runtime.context : files.checkpoint->config().context;

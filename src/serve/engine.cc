@@ -41,7 +41,7 @@ class ThreadedEngine final : public Engine {
   ThreadedEngine(const EngineOptions& options, std::shared_ptr<const text::Tokenizer> tokenizer,
                  std::vector<std::int32_t> end_ids)
       : options_(options), tokenizer_(std::move(tokenizer)), end_ids_(std::move(end_ids)) {
-    context_ = {tokenizer_.get(), end_ids_, &tally_};
+    context_ = {tokenizer_.get(), end_ids_, &tally_, &options_.on_fault};
     snapshot_.batch.configured = options_.batch;
   }
 

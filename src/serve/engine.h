@@ -21,8 +21,9 @@ struct EngineOptions {
   int prefill_step = 512;      ///< prompt tokens a step, over all rows that prefill
   /// How much longer a prompt may make the steps of running rows (fused), see PrefillPace; 0: no bound.
   double prefill_stretch = 0;
-  int max_queue = 256;  ///< waiting requests beyond which submit() refuses with 429
-  int context = 0;      ///< tokens a row may hold (prompt + generated)
+  int max_queue = 256;                                    ///< waiting requests beyond which submit() refuses with 429
+  int context = 0;                                        ///< tokens a row may hold (prompt + generated)
+  std::function<void(const std::string&)> on_fault = {};  ///< told, on the engine thread, of rows that fail (500)
 };
 
 /// What the engine thread runs on; made on that thread by a Loader because MLX arrays belong to the thread that made

@@ -151,6 +151,8 @@ void Row::cancel() {
 }
 
 void Row::fail(Error error) {
+  const auto* told = context_->on_fault;
+  if (error.status() == 500 && told != nullptr && *told) (*told)(request_.id + ": " + error.what());
   TokenEvent event;
   event.error = std::move(error);
   end(std::move(event), &Tally::failed);

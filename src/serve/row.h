@@ -34,6 +34,8 @@ struct RowContext {
   const text::Tokenizer* tokenizer = nullptr;  ///< null: tokens only, no text (parity runs)
   std::span<const std::int32_t> end_ids;       ///< end of generation
   Tally* tally = nullptr;                      ///< may be null
+  /// Told of every row that fails through no fault of its client; null: nobody is.
+  const std::function<void(const std::string&)>* on_fault = nullptr;
 };
 
 class Row {

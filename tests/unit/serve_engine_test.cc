@@ -201,6 +201,31 @@ TEST(Engine, SeveralRequestsAreTakenTogetherOrNotAtAll) {
   EXPECT_EQ(engine->stats().requests.finished, 4U);
 }
 
+TEST(Engine, AFaultIsToldToTheOperatorToo) {
+  std::mutex mutex;
+  std::vector<std::string> told;
+  EngineOptions engine_options{.batch = 2, .context = 100};
+  engine_options.on_fault = [&](const std::string& message) {
+    const std::lock_guard lock(mutex);
+    told.push_back(message);
+  };
+  ScriptedOptions options;
+  options.fault = [](std::span<const std::int32_t> history, int prompt_tokens) {
+    return prompt_tokens == 3 && history.size() > 5 ? std::optional<std::string>("a broken weight") : std::nullopt;
+  };
+  auto engine = test::scripted_engine(engine_options, options);
+  const auto good = std::make_shared<RecordingSink>(), bad = std::make_shared<RecordingSink>();
+  engine->submit(request("x", 9), good);
+  auto broken = request("xyz", 9);
+  broken.id = "cmpl-7";
+  engine->submit(std::move(broken), bad);
+  EXPECT_TRUE(engine->drain(20s));
+  EXPECT_FALSE(good->error());
+  ASSERT_TRUE(bad->error());
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_EQ(told[0], "cmpl-7: " + std::string(bad->error()->what()));
+}
+
 TEST(Engine, StopEndsWhatRunsAndWhatWaits) {
   auto engine = test::scripted_engine({.batch = 1, .max_queue = 2, .context = 100000}, {});
   std::vector<std::shared_ptr<RecordingSink>> sinks;
