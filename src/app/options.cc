@@ -61,6 +61,12 @@ void add_model_options(CLI::App& command, ModelOptions& options, bool with_batch
                   "GB of the KV budget that finished requests may keep for prompts that begin alike (fused); 0: none; "
                   "default: all that no row needs")
       ->check(number_above(0, true));
+  command
+      .add_option(
+          "--kv", options.runtime.kv_layout,
+          "layout of KV; paged: blocks of 32 tokens, shared where prompts begin alike (fused); contiguous: a row's "
+          "in one piece as long as the context; default: paged with fused kernels, contiguous with stock")
+      ->check(CLI::IsMember({"paged", "contiguous"}));
   command.add_option("--kv-dtype", options.runtime.kv_dtype, "type of KV elements (fused)")
       ->check(CLI::IsMember({"f16", "bf16", "f32"}))
       ->capture_default_str();

@@ -8,32 +8,34 @@ namespace galley::kv {
 
 namespace {
 
-kernels::PagedKv layer_view(const ops::AttentionSpec& layer, kernels::KvElement element) {
+kernels::PagedKv layer_view(const ops::AttentionSpec& layer, kernels::KvElement element, int block_tokens) {
   kernels::PagedKv view;
   view.element = element;
   view.kv_heads = layer.kv_heads;
   view.head_dim = layer.head_dim;
-  view.block_tokens = PagedKv::kBlockTokens;
+  view.block_tokens = block_tokens;
   view.block_stride = (view.block_bytes() + 63) / 64 * 64;
   return view;
 }
 
 }  // namespace
 
-std::size_t PagedKv::block_bytes(std::span<const ops::AttentionSpec> layers, kernels::KvElement element) {
+std::size_t PagedKv::block_bytes(std::span<const ops::AttentionSpec> layers, kernels::KvElement element,
+                                 int block_tokens) {
   std::size_t bytes = 0;
-  for (const ops::AttentionSpec& layer : layers) bytes += layer_view(layer, element).block_stride;
+  for (const ops::AttentionSpec& layer : layers) bytes += layer_view(layer, element, block_tokens).block_stride;
   return bytes;
 }
 
-PagedKv::PagedKv(std::span<const ops::AttentionSpec> layers, kernels::KvElement element, std::size_t budget_bytes)
-    : block_bytes_(block_bytes(layers, element)),
-      pool_(static_cast<int>(std::min<std::size_t>(budget_bytes / block_bytes_, 1U << 26U)), kBlockTokens) {
+PagedKv::PagedKv(std::span<const ops::AttentionSpec> layers, kernels::KvElement element, std::size_t budget_bytes,
+                 int block_tokens)
+    : block_bytes_(block_bytes(layers, element, block_tokens)),
+      pool_(static_cast<int>(std::min<std::size_t>(budget_bytes / block_bytes_, 1U << 26U)), block_tokens) {
   regions_.reserve(layers.size());
   layers_.resize(layers.size());
   for (std::size_t i = 0; i < layers.size(); ++i) {
     kernels::PagedKv& view = layers_[i].view;
-    view = layer_view(layers[i], element);
+    view = layer_view(layers[i], element, block_tokens);
     regions_.emplace_back(view.block_stride * static_cast<std::size_t>(pool_.total()));
     view.data = regions_.back().data();
     pointers_.push_back(&layers_[i]);

@@ -18,10 +18,12 @@ namespace galley::kv {
 
 class PagedKv {
  public:
-  /// Tokens in a block.
+  /// Tokens in a block, unless asked for otherwise.
   static constexpr int kBlockTokens = 32;
 
-  PagedKv(std::span<const ops::AttentionSpec> layers, kernels::KvElement element, std::size_t budget_bytes);
+  /// `block_tokens`: a multiple of 16. As many as a row may hold make the KV contiguous, a block a row.
+  PagedKv(std::span<const ops::AttentionSpec> layers, kernels::KvElement element, std::size_t budget_bytes,
+          int block_tokens = kBlockTokens);
 
   /// Bytes of one block over all layers.
   [[nodiscard]] std::size_t block_bytes() const { return block_bytes_; }
@@ -36,7 +38,8 @@ class PagedKv {
   void copy_in(std::int32_t block, std::span<const std::byte> bytes);
 
   /// Bytes of a block over `layers` for elements of this kind: what a budget is divided by.
-  static std::size_t block_bytes(std::span<const ops::AttentionSpec> layers, kernels::KvElement element);
+  static std::size_t block_bytes(std::span<const ops::AttentionSpec> layers, kernels::KvElement element,
+                                 int block_tokens = kBlockTokens);
 
  private:
   std::size_t block_bytes_;

@@ -14,13 +14,16 @@ FusedForward::FusedForward(std::shared_ptr<ops::FusedOps> ops, std::shared_ptr<c
                            FusedForwardOptions options)
     : ops_(std::move(ops)),
       model_(std::move(model)),
-      kv_(model_->attention_layers(), options.kv_element, options.kv_budget_bytes),
+      contiguous_(options.contiguous_tokens > 0),
+      sharing_(ops_->invariant() && !contiguous_),
+      kv_(model_->attention_layers(), options.kv_element, options.kv_budget_bytes,
+          contiguous_ ? options.contiguous_tokens : kv::PagedKv::kBlockTokens),
       index_(kv_.pool()) {
   if (options.prompt_cache_bytes) {
     const std::size_t blocks = *options.prompt_cache_bytes / kv_.block_bytes();
     kv_.pool().limit_cache(static_cast<int>(std::min(blocks, static_cast<std::size_t>(kv_.pool().total()))));
   }
-  if (options.prefix_store && ops_->invariant()) {
+  if (options.prefix_store && sharing_) {
     archive_ = std::make_unique<kv::PrefixArchive>(kv_, index_, std::move(*options.prefix_store));
   }
   traits_.split_forwards = false;
@@ -59,7 +62,8 @@ std::size_t FusedForward::bytes_for(int tokens) const {
 }
 
 int FusedForward::max_row_tokens() const {
-  const std::int64_t tokens = static_cast<std::int64_t>(kv_.pool().total()) * kv_.pool().block_tokens();
+  const std::int64_t blocks = contiguous_ ? std::min(1, kv_.pool().total()) : kv_.pool().total();
+  const std::int64_t tokens = blocks * kv_.pool().block_tokens();
   return static_cast<int>(std::min<std::int64_t>(tokens, 1 << 30));
 }
 
@@ -67,15 +71,15 @@ bool FusedForward::can_join(const RowSpec& spec) const {
   const kv::BlockPool& pool = kv_.pool();
   int needed = pool.blocks_for(reserved_tokens(spec));
   // A block for the growth of each row that is there keeps a join from being undone by the very next steps.
-  if (!spec.prompt.empty()) needed += static_cast<int>(rows_.size());
+  if (shares(spec)) needed += static_cast<int>(rows_.size());
   for (const std::int32_t block : shared_blocks(spec)) {
     if (pool.references(block) > 0) --needed;  // a cached one is taken from the unreserved like any other
   }
   return needed <= pool.unreserved();
 }
 
-int FusedForward::reserved_tokens(const RowSpec& spec) {
-  return spec.prompt_tokens + (spec.prompt.empty() ? spec.max_tokens : 1);
+int FusedForward::reserved_tokens(const RowSpec& spec) const {
+  return spec.prompt_tokens + (shares(spec) ? 1 : spec.max_tokens);
 }
 
 bool FusedForward::fits(const StepPlan& plan) const {
@@ -96,9 +100,9 @@ RowId FusedForward::join(const RowSpec& spec) {
   const std::vector<std::int32_t> shared = shared_blocks(spec);
   row.kv = kv::PagedRow(kv_.pool(), reserved_tokens(spec), shared);
   row.sampler = spec.sampler;
-  if (ops_->invariant()) row.prompt = spec.prompt;
+  if (sharing_) row.prompt = spec.prompt;
   row.known = shared.size();
-  const auto reused = spec.prompt.first(static_cast<std::size_t>(row.kv.length()));
+  const auto reused = spec.prompt.first(shared.empty() ? 0 : static_cast<std::size_t>(row.kv.length()));
   row.tokens.assign(reused.begin(), reused.end());
   const RowId id = next_row_++;
   elect_leader(id, row);
@@ -108,7 +112,7 @@ RowId FusedForward::join(const RowSpec& spec) {
 
 /// The blocks a new row begins with: never the one of the prompt's last token, whose logits are wanted.
 std::vector<std::int32_t> FusedForward::shared_blocks(const RowSpec& spec) const {
-  if (!ops_->invariant() || spec.prompt.empty()) return {};
+  if (!shares(spec)) return {};
   return index_.find(kv::PrefixIndex::kRoot, spec.prompt.first(spec.prompt.size() - 1));
 }
 

@@ -23,6 +23,9 @@ struct FusedForwardOptions {
   kernels::KvElement kv_element = kernels::KvElement::f16;
   /// Bytes of the budget that blocks held by no row may keep for prompts to come. Absent: all; 0: none.
   std::optional<std::size_t> prompt_cache_bytes = {};
+  /// Not 0: contiguous KV. A row's is one piece with room for so many tokens (a multiple of 16), nothing is shared, and
+  /// a row reserves all it may need when it joins.
+  int contiguous_tokens = 0;
   /// Where blocks outlive the process; its block_bytes are those of this forward's pool.
   std::optional<kv::PrefixStore> prefix_store = {};
 };
@@ -84,7 +87,8 @@ class FusedForward final : public Forward {
 
   /// Tokens whose blocks a row reserves when it joins: those it is sure to need. What it generates grows step by step,
   /// as most rows end well before max_tokens. A row that says nothing of its prompt reserves everything.
-  static int reserved_tokens(const RowSpec& spec);
+  [[nodiscard]] int reserved_tokens(const RowSpec& spec) const;
+  [[nodiscard]] bool shares(const RowSpec& spec) const { return sharing_ && !spec.prompt.empty(); }
   [[nodiscard]] std::vector<std::int32_t> shared_blocks(const RowSpec& spec) const;
   /// Puts the blocks that a collected step filled into the index.
   void remember(Row& row);
@@ -95,6 +99,8 @@ class FusedForward final : public Forward {
 
   std::shared_ptr<ops::FusedOps> ops_;
   std::shared_ptr<const Model> model_;
+  bool contiguous_;
+  bool sharing_;  ///< rows can begin with others' blocks
   kv::PagedKv kv_;
   kv::PrefixIndex index_;
   std::unique_ptr<kv::PrefixArchive> archive_;  ///< may be null

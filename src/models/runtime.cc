@@ -108,15 +108,20 @@ Fused make_fused(const Checkpoint& checkpoint, const RuntimeOptions& options, in
   std::shared_ptr<const Model> model = load_model(checkpoint, *ops);
   checkpoint.release_pages();
   const kernels::KvElement element = kv_element_of(options.kv_dtype);
-  const std::size_t block = kv::PagedKv::block_bytes(model->attention_layers(), element);
-  const auto blocks_a_row =
-      static_cast<std::size_t>((context + kv::PagedKv::kBlockTokens - 1) / kv::PagedKv::kBlockTokens);
+  const bool contiguous = options.kv_layout == "contiguous";
+  if (contiguous && !options.prompt_cache_dir.empty()) {
+    throw Error(400, "--prompt-cache-dir needs --kv paged: contiguous rows share nothing", "", "prompt-cache-dir");
+  }
+  constexpr int kUnit = kernels::kKeyGroup;
+  const int block_tokens = contiguous ? (context + kUnit - 1) / kUnit * kUnit : kv::PagedKv::kBlockTokens;
+  const std::size_t block = kv::PagedKv::block_bytes(model->attention_layers(), element, block_tokens);
+  const auto blocks_a_row = static_cast<std::size_t>((context + block_tokens - 1) / block_tokens);
   const std::size_t budget = budget_of(options, block * blocks_a_row * static_cast<std::size_t>(options.batch));
   if (budget < block) {
     throw Error(400, fmt::format("--kv-budget: {} bytes don't hold one KV block of {} bytes", budget, block), "",
                 "kv-budget");
   }
-  FusedForwardOptions forward_options{budget, element, options.prompt_cache_bytes,
+  FusedForwardOptions forward_options{budget, element, options.prompt_cache_bytes, contiguous ? block_tokens : 0,
                                       open_prefix_store(checkpoint, options, *ops, block, budget)};
   auto forward = std::make_shared<FusedForward>(ops, std::move(model), std::move(forward_options));
   return {std::move(ops), std::move(forward), budget};
@@ -138,12 +143,13 @@ Runtime make_runtime(const Checkpoint& checkpoint, const RuntimeOptions& options
     runtime.weight_bytes = fused.ops->weight_bytes();
     runtime.max_row_tokens = fused.forward->max_row_tokens();
     const KvUsage usage = fused.forward->kv();
-    runtime.kv_plan =
-        fmt::format("paged {}, {} blocks of {} tokens, {:.2f} GB budget", options.kv_dtype, usage.blocks_total,
-                    usage.block_tokens, static_cast<double>(usage.budget_bytes) / 1e9);
+    runtime.kv_plan = fmt::format(
+        "{} {}, {} blocks of {} tokens, {:.2f} GB budget", options.kv_layout == "contiguous" ? "contiguous" : "paged",
+        options.kv_dtype, usage.blocks_total, usage.block_tokens, static_cast<double>(usage.budget_bytes) / 1e9);
     return runtime;
   }
   if (!options.switched_off.empty()) throw Error(400, "--fused-OP switches need --kernels fused");
+  if (options.kv_layout == "paged") throw Error(400, "--kv paged needs --kernels fused", "", "kv");
   if (!options.prompt_cache_dir.empty()) {
     throw Error(400, "--prompt-cache-dir needs --kernels fused", "", "prompt-cache-dir");
   }

@@ -29,6 +29,7 @@ struct RuntimeOptions {
   /// Where KV blocks outlive the process (fused); empty: nowhere. `warn` is told what can't be used there.
   std::string prompt_cache_dir;
   std::function<void(const std::string&)> warn;
+  std::string kv_layout;         ///< "paged" or "contiguous"; empty: paged with fused, contiguous with stock
   std::string kv_dtype = "f16";  ///< fused: f16, bf16, f32. Stock keeps KV in the model's own type.
   bool dense = false;            ///< stock: expand quantized matrices at load (faster, more memory)
 };

@@ -20,14 +20,16 @@ using Tokens = std::vector<std::int32_t>;
 constexpr std::size_t kBudget = 4'000'000;
 
 inline std::unique_ptr<models::FusedForward> make_forward(std::size_t budget = kBudget,
-                                                          std::optional<std::size_t> prompt_cache = std::nullopt) {
+                                                          std::optional<std::size_t> prompt_cache = std::nullopt,
+                                                          int contiguous_tokens = 0) {
   models::Config config = MemoryCheckpoint::tiny_llama();
   config.head_dim = 16;
   MemoryCheckpoint checkpoint(config);
   auto ops = std::make_shared<ops::FusedOps>(kernels::select_isa("best"), 2);
   std::shared_ptr<const models::Model> model = models::load_model(checkpoint, *ops);
   return std::make_unique<models::FusedForward>(
-      std::move(ops), std::move(model), models::FusedForwardOptions{budget, kernels::KvElement::f16, prompt_cache});
+      std::move(ops), std::move(model),
+      models::FusedForwardOptions{budget, kernels::KvElement::f16, prompt_cache, contiguous_tokens});
 }
 
 inline Tokens text(int length, int salt) {

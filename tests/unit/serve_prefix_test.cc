@@ -32,6 +32,23 @@ TEST(PrefixReuse, AnAnswerIsTheSameColdOrFromTheCache) {
   EXPECT_GT(forward->kv().cached_bytes, 0U);
 }
 
+TEST(PrefixReuse, ContiguousRowsShareNothingAndSayTheSame) {
+  const auto forward = make_forward(kBudget, std::nullopt, 400);
+  Server server(*forward);
+  const Tokens prompt = text(100, 1);
+  EXPECT_EQ(forward->max_row_tokens(), 400);
+  for (int i = 0; i < 3; ++i) server.ask(prompt + text(20 + i, 2), 30);
+  for (int i = 0; i < 8; ++i) server.scheduler.tick();
+  EXPECT_EQ(forward->kv().used_bytes, 3 * forward->bytes_for(1));
+  EXPECT_EQ(forward->bytes_for(1), forward->bytes_for(400));
+  server.run();
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(server.answers[static_cast<std::size_t>(i)]->says(alone(prompt + text(20 + i, 2), 30)));
+    EXPECT_EQ(server.answers[static_cast<std::size_t>(i)]->usage.cached_tokens, 0);
+  }
+  EXPECT_EQ(forward->kv().used_bytes + forward->kv().cached_bytes, 0U);
+}
+
 TEST(PrefixReuse, AtLeastTheLastTokenIsComputed) {
   const auto forward = make_forward();
   Server server(*forward);
