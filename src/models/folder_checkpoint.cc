@@ -102,7 +102,7 @@ class FolderCheckpoint final : public Checkpoint {
     return read_generation_config(folder_ / "generation_config.json");
   }
   [[nodiscard]] std::filesystem::path path() const override { return folder_; }
-  [[nodiscard]] bool has(const std::string& tensor) const override { return shards_.find(prefix_ + tensor) != nullptr; }
+  [[nodiscard]] bool has(const std::string& tensor) const override { return shards_.find(stored(tensor)) != nullptr; }
 
   [[nodiscard]] std::size_t file_bytes() const override {
     std::size_t bytes = 0;
@@ -123,25 +123,25 @@ class FolderCheckpoint final : public Checkpoint {
       return "MLX " + std::to_string(quantization_.standard->bits) + "-bit, groups of " +
              std::to_string(quantization_.standard->group) + (mixed ? ", mixed" : "");
     }
-    const Entry* const embedding = shards_.find(prefix_ + "model.embed_tokens.weight");
+    const Entry* const embedding = shards_.find(stored("model.embed_tokens.weight"));
     return "safetensors" + (embedding == nullptr ? std::string() : ", " + embedding->tensor->dtype);
   }
 
   [[nodiscard]] std::unique_ptr<ops::MatrixSource> matrix(const std::string& tensor, int rows,
                                                           int cols) const override {
     const std::array shape{static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols)};
-    return matrix_of(prefix_ + tensor, shape);
+    return matrix_of(stored(tensor), shape);
   }
 
   [[nodiscard]] std::unique_ptr<ops::MatrixSource> stacked(const std::string& tensor, int count, int rows,
                                                            int cols) const override {
     const std::array shape{static_cast<std::uint64_t>(count), static_cast<std::uint64_t>(rows),
                            static_cast<std::uint64_t>(cols)};
-    return matrix_of(prefix_ + tensor, shape);
+    return matrix_of(stored(tensor), shape);
   }
 
   [[nodiscard]] ops::VectorSource vector(const std::string& tensor, int size) const override {
-    const std::string name = prefix_ + tensor;
+    const std::string name = stored(tensor);
     const std::array<std::uint64_t, 1> shape{static_cast<std::uint64_t>(size)};
     const Entry& entry = find(name, shape);
     require_shape(entry.file->path(), name, shape, entry.tensor->shape);
@@ -160,8 +160,15 @@ class FolderCheckpoint final : public Checkpoint {
     const FolderConfig found = folder_config(folder / "config.json", object);
     config_ = found.config;
     prefix_ = found.tensor_prefix;
+    inside_ =
+        !prefix_.empty() && !has("model.norm.weight") && shards_.find("model.language_model.norm.weight") != nullptr;
     config_.tied_head = found.tied_head.value_or(!has("lm_head.weight"));
     check_config(folder / "config.json", config_);
+  }
+
+  [[nodiscard]] std::string stored(const std::string& canonical) const {
+    if (!inside_) return prefix_ + canonical;
+    return canonical.starts_with("model.") ? "model.language_model." + canonical.substr(6) : canonical;
   }
 
   /// "model.layers.0.mlp.up_proj" of "model.layers.0.mlp.up_proj.weight".
@@ -275,7 +282,8 @@ class FolderCheckpoint final : public Checkpoint {
   Shards shards_;
   text::Assets assets_;
   Config config_;
-  std::string prefix_;  // of every canonical name
+  std::string prefix_;   // of every canonical name
+  bool inside_ = false;  // "model.language_model.layers" in place of prefix_ + "model.layers", as makers publish them
 };
 
 }  // namespace

@@ -17,6 +17,7 @@
 
 #include "models/decoder.h"
 #include "models/rope.h"
+#include "models/stacked_matrix.h"
 #include "ops/error.h"
 
 namespace galley::models {
@@ -161,7 +162,9 @@ class Gemma4 final : public Model {
     block.mlp_norm = weights.norm("pre_feedforward_layernorm", hidden);
     block.mlp = weights.mlp(hidden, config_.intermediate * wide, ops::Activation::geglu);
     const ops::NormPtr post_norm = weights.norm("post_feedforward_layernorm", hidden);
-    ops::FactorPtr factor = ops.load_factor(checkpoint.vector(prefix + "layer_scalar", 1));
+    ops::FactorPtr factor;
+    if (checkpoint.has(prefix + "layer_scalar"))
+      factor = ops.load_factor(checkpoint.vector(prefix + "layer_scalar", 1));
     if (config_.per_layer.width > 0) {
       const int width = config_.per_layer.width;
       block.gate.gate = weights.linears({{"per_layer_input_gate", width}}, hidden, /*biased=*/false).front();
@@ -196,15 +199,23 @@ class Gemma4 final : public Model {
     both.moe_post_norm = weights.norm("post_feedforward_layernorm_2", config_.hidden);
     const Experts& experts = config_.experts;
     const auto stack = [&](const char* name, int rows, int cols) {
-      return checkpoint.stacked(prefix + "experts.switch_glu." + name + ".weight", experts.count, rows, cols);
+      return checkpoint.stacked(prefix + "experts." + name, experts.count, rows, cols);
     };
+    // Gate and up lie in one tensor in the original and in GGUF files.
+    const int inner = experts.intermediate;
+    const bool together = checkpoint.has(prefix + "experts.gate_up_proj");
+    const auto half = [&](const char* name, int first) {
+      if (!together) return stack(name, inner, config_.hidden);
+      return rows_of_each(stack("gate_up_proj", 2 * inner, config_.hidden), experts.count, first, inner);
+    };
+    const bool original = checkpoint.has(prefix + "experts.down_proj");
+    const auto down = stack(original ? "down_proj" : "switch_glu.down_proj.weight", config_.hidden, inner);
     const ops::VectorSource factors = checkpoint.vector(prefix + "router.per_expert_scale", experts.count);
-    ops::MoeSpec spec{experts.count, experts.per_token, /*normalized=*/true, ops::Activation::geglu,
-                      /*softmax_of_picked=*/true};
+    const ops::MoeSpec spec{experts.count, experts.per_token, /*normalized=*/true, ops::Activation::geglu,
+                            /*softmax_of_picked=*/true};
     both.moe = ops.load_moe(*checkpoint.matrix(prefix + "router.proj.weight", experts.count, config_.hidden),
-                            *stack("gate_proj", experts.intermediate, config_.hidden),
-                            *stack("up_proj", experts.intermediate, config_.hidden),
-                            *stack("down_proj", config_.hidden, experts.intermediate), spec, &factors);
+                            *half("switch_glu.gate_proj.weight", 0), *half("switch_glu.up_proj.weight", inner), *down,
+                            spec, &factors);
     return both;
   }
 

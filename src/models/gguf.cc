@@ -424,6 +424,34 @@ std::optional<std::vector<std::int32_t>> GgufFile::integers(const std::string& k
   return out;
 }
 
+std::optional<std::vector<std::int32_t>> GgufFile::integers_for(const std::string& key, int count) const {
+  const Value* const value = find(key);
+  if (value == nullptr) return std::nullopt;
+  if (std::holds_alternative<Array>(*value)) {
+    auto list = integers(key);
+    if (list->size() >= static_cast<std::size_t>(count)) return list;
+    throw ModelError(path().string() + ": metadata \"" + key + "\" lists " + std::to_string(list->size()) +
+                     " numbers, expected " + std::to_string(count));
+  }
+  const std::int64_t one = *integer(key);
+  if (one < 0 || one > std::numeric_limits<std::int32_t>::max()) {
+    throw ModelError(path().string() + ": metadata \"" + key + "\" is " + std::to_string(one) +
+                     ", expected 0 to 2147483647");
+  }
+  return std::vector<std::int32_t>(static_cast<std::size_t>(count), static_cast<std::int32_t>(one));
+}
+
+std::optional<std::vector<bool>> GgufFile::booleans(const std::string& key) const {
+  const auto list = array(key, "an array of booleans");
+  if (!list) return std::nullopt;
+  if (list->type != ValueType::boolean) wrong_type(key, "an array of booleans", *list);
+  std::vector<bool> out;
+  for (const std::byte value : file_.bytes().subspan(list->at, static_cast<std::size_t>(list->count))) {
+    out.push_back(value != std::byte{0});
+  }
+  return out;
+}
+
 std::optional<std::vector<float>> GgufFile::floats(const std::string& key) const {
   const auto list = array(key, "an array of 32-bit floats");
   if (!list) return std::nullopt;

@@ -54,6 +54,9 @@ class GgufFile {
   [[nodiscard]] std::optional<std::vector<std::string>> strings(const std::string& key) const;
   [[nodiscard]] std::optional<std::vector<std::int32_t>> integers(const std::string& key) const;
   [[nodiscard]] std::optional<std::vector<float>> floats(const std::string& key) const;
+  [[nodiscard]] std::optional<std::vector<bool>> booleans(const std::string& key) const;
+  /// An array of integers, or `count` times the one integer that is there.
+  [[nodiscard]] std::optional<std::vector<std::int32_t>> integers_for(const std::string& key, int count) const;
 
  private:
   enum class ValueType : std::uint32_t { u8, i8, u16, i16, u32, i32, f32, boolean, string, array, u64, i64, f64 };

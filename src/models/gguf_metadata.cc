@@ -83,6 +83,25 @@ RopeScaling scaling_from_stretches(const GgufFile& file, const GgufTensor& tenso
   return scaling.factor == 1.0F ? RopeScaling{} : scaling;
 }
 
+/// Gemma 4's full layers: the first pairs turn unstretched, the others are stretched to a standstill.
+RopeScaling scaling_from_stops(const GgufFile& file, const GgufTensor& tensor, const Config& config) {
+  const int head_dim = config.full.head_dim;
+  const std::array<std::uint64_t, 1> shape{static_cast<std::uint64_t>(head_dim) / 2};
+  require_shape(file.path(), tensor.name, shape, tensor.shape);
+  if (tensor.type->quantized())
+    fail(file, "tensor \"rope_freqs.weight\" is " + std::string(tensor.type->name) + ", expected plain numbers");
+  std::vector<float> stretches(shape[0]);
+  widen(tensor.type->type, tensor.data, stretches);
+  const auto still = std::ranges::find_if(stretches, [](float stretch) { return stretch != 1.0F; });
+  if (std::any_of(still, stretches.end(), [](float stretch) { return !(stretch >= 1e20F); })) {
+    fail(file, "tensor \"rope_freqs.weight\": expected ones and, after them, numbers so large that nothing turns");
+  }
+  RopeScaling scaling;
+  scaling.type = "proportional";
+  scaling.rotated = 2.0 * static_cast<double>(still - stretches.begin()) / head_dim;
+  return scaling;
+}
+
 RopeScaling rope_scaling(const GgufFile& file, const Keys& key, const Config& config) {
   const auto type = file.string(key("rope.scaling.type"));
   const GgufTensor* const stretches = file.tensor("rope_freqs.weight");
@@ -104,7 +123,8 @@ RopeScaling rope_scaling(const GgufFile& file, const Keys& key, const Config& co
   }
   if (stretches == nullptr) return scaling;
   if (!scaling.type.empty()) fail(file, "linear RoPE scaling together with a rope_freqs tensor is not supported");
-  return scaling_from_stretches(file, *stretches, config);
+  return config.family == "gemma4" ? scaling_from_stops(file, *stretches, config)
+                                   : scaling_from_stretches(file, *stretches, config);
 }
 
 /// An integer that says a model is more than its architecture is here.
@@ -134,21 +154,7 @@ void read_common(const GgufFile& file, const Keys& key, Config& config) {
   config.hidden = required_int(file, key("embedding_length"));
   config.layers = required_int(file, key("block_count"));
   config.heads = required_int(file, key("attention.head_count"));
-  config.kv_heads = int_or(file, key("attention.head_count_kv"), config.heads);
-  config.intermediate = required_int(file, key("feed_forward_length"));
   config.context = required_int(file, key("context_length"));
-  if (config.heads == 0 || (!file.has(key("attention.key_length")) && config.hidden % config.heads != 0)) {
-    fail(file, key("embedding_length") + " " + std::to_string(config.hidden) + " is not a multiple of " +
-                   key("attention.head_count") + " " + std::to_string(config.heads) + ", and " +
-                   key("attention.key_length") + " is missing");
-  }
-  config.head_dim = int_or(file, key("attention.key_length"), config.hidden / config.heads);
-  for (const char* name : {"attention.value_length", "rope.dimension_count"}) {
-    if (const int found = int_or(file, key(name), config.head_dim); found != config.head_dim) {
-      fail(file, "metadata \"" + key(name) + "\" is " + std::to_string(found) + ", expected " +
-                     std::to_string(config.head_dim) + ", the head size");
-    }
-  }
   const std::string epsilon = key("attention.layer_norm_rms_epsilon");
   const auto eps = file.number(epsilon);
   if (!eps) fail(file, "metadata \"" + epsilon + "\" is missing, expected a number");
@@ -168,11 +174,32 @@ void read_common(const GgufFile& file, const Keys& key, Config& config) {
   check_config(file.path(), config);
 }
 
+/// What all decoders here have whose layers are alike.
+void read_alike(const GgufFile& file, const Keys& key, Config& config) {
+  config.hidden = required_int(file, key("embedding_length"));
+  config.heads = required_int(file, key("attention.head_count"));
+  config.kv_heads = int_or(file, key("attention.head_count_kv"), config.heads);
+  config.intermediate = required_int(file, key("feed_forward_length"));
+  if (config.heads == 0 || (!file.has(key("attention.key_length")) && config.hidden % config.heads != 0)) {
+    fail(file, key("embedding_length") + " " + std::to_string(config.hidden) + " is not a multiple of " +
+                   key("attention.head_count") + " " + std::to_string(config.heads) + ", and " +
+                   key("attention.key_length") + " is missing");
+  }
+  config.head_dim = int_or(file, key("attention.key_length"), config.hidden / config.heads);
+  for (const char* name : {"attention.value_length", "rope.dimension_count"}) {
+    if (const int found = int_or(file, key(name), config.head_dim); found != config.head_dim) {
+      fail(file, "metadata \"" + key(name) + "\" is " + std::to_string(found) + ", expected " +
+                     std::to_string(config.head_dim) + ", the head size");
+    }
+  }
+  read_common(file, key, config);
+}
+
 /// Architectures of the llama kind: every layer sees everything and has one MLP.
 void read_decoder(const GgufFile& file, const Keys& key, Config& config) {
   refuse_unless_zero(file, key("attention.sliding_window"));
   refuse_unless_zero(file, key("expert_count"));
-  read_common(file, key, config);
+  read_alike(file, key, config);
 }
 
 /// Experts in every layer, weighted to a sum of 1.
@@ -182,7 +209,7 @@ void read_qwen3_moe(const GgufFile& file, const Keys& key, Config& config) {
   config.experts.per_token = required_int(file, key("expert_used_count"));
   config.experts.intermediate = required_int(file, key("expert_feed_forward_length"));
   config.experts.normalized = true;
-  read_common(file, key, config);
+  read_alike(file, key, config);
 }
 
 /// The files leave out what all Gemma 3 models share: one layer in six sees everything, the others rotate by 10000.
@@ -197,9 +224,99 @@ void read_gemma3(const GgufFile& file, const Keys& key, Config& config) {
   config.sliding.pattern = int_or(file, key("attention.sliding_window_pattern"), 6);
   config.sliding.rope_base = static_cast<float>(file.number(key("rope.freq_base_swa")).value_or(10000.0));
   refuse_unless_zero(file, key("expert_count"));
-  read_common(file, key, config);
+  read_alike(file, key, config);
   // The 27B model, the one of 62 layers, divides by the square root of hidden / heads.
   config.query_scalar = static_cast<float>(config.layers == 62 ? config.hidden / config.heads : config.head_dim);
+}
+
+/// One number for the sliding layers and one for the others: metadata that lists one a layer must say no more.
+std::pair<int, int> by_kind(const GgufFile& file, const std::string& key, const Config& config, int first, int last) {
+  const auto each = file.integers_for(key, config.layers);
+  if (!each) fail(file, "metadata \"" + key + "\" is missing, expected integers");
+  std::pair<int, int> found{0, 0};
+  for (int layer = first; layer < last; ++layer) {
+    int& of_kind = config.sliding.slides(layer) ? found.first : found.second;
+    const int here = (*each)[static_cast<std::size_t>(layer)];
+    if (of_kind != 0 && of_kind != here) {
+      fail(file, "metadata \"" + key + "\": layers " + std::to_string(layer) + " and before differ, " +
+                     std::to_string(here) + " from " + std::to_string(of_kind) + ", which is not supported");
+    }
+    of_kind = here;
+  }
+  return found;
+}
+
+/// Heads of sliding layers are what the keys ending in _swa say; the plain keys are about the others.
+void read_gemma4_heads(const GgufFile& file, const Keys& key, Config& config) {
+  config.full.head_dim = required_int(file, key("attention.key_length"));
+  config.head_dim = required_int(file, key("attention.key_length_swa"));
+  const auto same = [&](const char* name, int size) {
+    if (const int found = int_or(file, key(name), size); found != size) {
+      fail(file, "metadata \"" + key(name) + "\" is " + std::to_string(found) + ", expected " + std::to_string(size) +
+                     ", the head size");
+    }
+  };
+  same("attention.value_length", config.full.head_dim);
+  same("rope.dimension_count", config.full.head_dim);
+  same("attention.value_length_swa", config.head_dim);
+  same("rope.dimension_count_swa", config.head_dim);
+  const auto [sliding, full] = by_kind(file, key("attention.head_count_kv"), config, 0, config.layers);
+  config.kv_heads = sliding > 0 ? sliding : full;
+  config.full.kv_heads = full;
+}
+
+void read_gemma4(const GgufFile& file, const Keys& key, Config& config) {
+  config.layers = required_int(file, key("block_count"));
+  if (config.layers > 4096) {
+    fail(file,
+         "metadata \"" + key("block_count") + "\" is " + std::to_string(config.layers) + ", expected at most 4096");
+  }
+  config.sliding.window = required_int(file, key("attention.sliding_window"));
+  config.sliding.rope_base = static_cast<float>(file.number(key("rope.freq_base_swa")).value_or(10000.0));
+  const auto sliding = file.booleans(key("attention.sliding_window_pattern"));
+  if (!sliding || sliding->size() < static_cast<std::size_t>(config.layers)) {
+    fail(file, "metadata \"" + key("attention.sliding_window_pattern") + "\" is missing or too short, expected " +
+                   std::to_string(config.layers) + " booleans");
+  }
+  config.sliding.listed = *sliding;
+  read_gemma4_heads(file, key, config);
+
+  config.shared_kv.layers = int_or(file, key("attention.shared_kv_layers"), 0);
+  const int own = config.layers - config.shared_kv.layers;
+  if (own <= 0) {
+    fail(file, "metadata \"" + key("attention.shared_kv_layers") + "\" is " + std::to_string(config.shared_kv.layers) +
+                   ", which leaves none of the " + std::to_string(config.layers) + " layers to share with");
+  }
+  const std::string widths = key("feed_forward_length");
+  const auto width_of = [&](int first, int last) {
+    const auto [a, b] = by_kind(file, widths, config, first, last);
+    if (a > 0 && b > 0 && a != b) fail(file, "metadata \"" + widths + "\": sliding and full layers differ");
+    return std::max(a, b);
+  };
+  config.intermediate = width_of(0, own);
+  if (const int shared = width_of(own, config.layers); shared > 0 && shared != config.intermediate) {
+    if (shared != std::int64_t{2} * config.intermediate)
+      fail(file, "metadata \"" + widths + "\": expected twice as wide, or alike");
+    config.shared_kv.double_wide_mlp = true;
+  }
+  for (int layer = 0; layer < own; ++layer) {
+    if (config.sliding.slides(layer)) continue;
+    config.full.keys_are_values = file.tensor("blk." + std::to_string(layer) + ".attn_v.weight") == nullptr;
+    break;
+  }
+  config.logit_softcap = static_cast<float>(file.number(key("final_logit_softcapping")).value_or(0.0));
+  config.per_layer.width = int_or(file, key("embedding_length_per_layer_input"), 0);
+  if (const GgufTensor* const table = file.tensor("per_layer_token_embd.weight");
+      config.per_layer.width > 0 && table != nullptr && table->shape.size() == 2) {
+    config.per_layer.vocab = to_int(file, "per_layer_token_embd.weight", static_cast<std::int64_t>(table->shape[0]));
+  }
+  if (int_or(file, key("expert_count"), 0) > 0) {
+    config.experts.count = required_int(file, key("expert_count"));
+    config.experts.per_token = required_int(file, key("expert_used_count"));
+    config.experts.intermediate = required_int(file, key("expert_feed_forward_length"));
+    config.experts.beside_mlp = true;
+  }
+  read_common(file, key, config);
 }
 
 void read_llama(const GgufFile& file, const Keys& key, Config& config) {
@@ -217,9 +334,9 @@ struct Architecture {
 
 // One line an architecture, sorted by name. What their tensors are called: gguf_names.cc.
 constexpr std::array architectures{
-    Architecture{"gemma3", "gemma3", read_gemma3},         Architecture{"llama", "llama", read_llama},
-    Architecture{"qwen2", "qwen2", read_decoder},          Architecture{"qwen3", "qwen3", read_decoder},
-    Architecture{"qwen3moe", "qwen3_moe", read_qwen3_moe},
+    Architecture{"gemma3", "gemma3", read_gemma3}, Architecture{"gemma4", "gemma4", read_gemma4},
+    Architecture{"llama", "llama", read_llama},    Architecture{"qwen2", "qwen2", read_decoder},
+    Architecture{"qwen3", "qwen3", read_decoder},  Architecture{"qwen3moe", "qwen3_moe", read_qwen3_moe},
 };
 
 // ---- the text side

@@ -66,8 +66,42 @@ constexpr Module gemma3[] = {
     {"post_ffw_norm", "post_feedforward_layernorm"},
 };
 
+constexpr Module gemma4[] = {
+    {"attn_norm", "input_layernorm"},
+    {"attn_q", "self_attn.q_proj"},
+    {"attn_k", "self_attn.k_proj"},
+    {"attn_v", "self_attn.v_proj"},
+    {"attn_q_norm", "self_attn.q_norm"},
+    {"attn_k_norm", "self_attn.k_norm"},
+    {"attn_output", "self_attn.o_proj"},
+    {"post_attention_norm", "post_attention_layernorm"},
+    {"ffn_norm", "pre_feedforward_layernorm"},
+    {"ffn_gate", "mlp.gate_proj"},
+    {"ffn_up", "mlp.up_proj"},
+    {"ffn_down", "mlp.down_proj"},
+    {"post_ffw_norm", "post_feedforward_layernorm"},
+    {"ffn_gate_inp", "router.proj"},
+    {"ffn_gate_exps", "experts.switch_glu.gate_proj"},
+    {"ffn_up_exps", "experts.switch_glu.up_proj"},
+    {"ffn_down_exps", "experts.switch_glu.down_proj"},
+    {"pre_ffw_norm_2", "pre_feedforward_layernorm_2"},
+    {"post_ffw_norm_1", "post_feedforward_layernorm_1"},
+    {"post_ffw_norm_2", "post_feedforward_layernorm_2"},
+    {"inp_gate", "per_layer_input_gate"},
+    {"proj", "per_layer_projection"},
+    {"post_norm", "post_per_layer_input_norm"},
+};
+/// Whole names, below the same prefixes.
+constexpr Module gemma4_whole[] = {
+    {"layer_output_scale.weight", "layer_scalar"},
+    {"ffn_gate_inp.scale", "router.scale"},
+    {"ffn_down_exps.scale", "router.per_expert_scale"},
+    {"ffn_gate_up_exps.weight", "experts.gate_up_proj"},
+};
+
 std::span<const Module> modules_of(const Config& config) {
   if (config.family == "gemma3") return gemma3;
+  if (config.family == "gemma4") return gemma4;
   if (config.family == "qwen2") return qwen2;
   if (config.family == "qwen3") return qwen3;
   if (config.family == "qwen3_moe") return qwen3_moe;
@@ -82,6 +116,11 @@ std::map<std::string, GgufName> gguf_tensor_names(const Config& config) {
       {"output_norm.weight", {"model.norm.weight"}},
       {"output.weight", {"lm_head.weight"}},
   };
+  if (config.family == "gemma4") {
+    names["per_layer_token_embd.weight"] = {"model.embed_tokens_per_layer.weight"};
+    names["per_layer_model_proj.weight"] = {"model.per_layer_model_projection.weight"};
+    names["per_layer_proj_norm.weight"] = {"model.per_layer_projection_norm.weight"};
+  }
   for (int layer = 0; layer < config.layers; ++layer) {
     const std::string block = "blk." + std::to_string(layer) + ".";
     const std::string prefix = "model.layers." + std::to_string(layer) + ".";
@@ -89,6 +128,8 @@ std::map<std::string, GgufName> gguf_tensor_names(const Config& config) {
       names[block + module.gguf + ".weight"] = {prefix + module.canonical + ".weight", module.permuted};
       if (module.biased) names[block + module.gguf + ".bias"] = {prefix + module.canonical + ".bias", module.permuted};
     }
+    if (config.family != "gemma4") continue;
+    for (const Module& whole : gemma4_whole) names[block + whole.gguf] = {prefix + whole.canonical};
   }
   return names;
 }

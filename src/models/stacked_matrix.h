@@ -12,4 +12,8 @@ namespace galley::models {
 std::unique_ptr<ops::MatrixSource> stack_matrices(const std::filesystem::path& file,
                                                   std::vector<std::unique_ptr<ops::MatrixSource>> parts);
 
+/// `whole` is `count` equal parts one below the other; of each the rows [first, first + rows), one below the other.
+std::unique_ptr<ops::MatrixSource> rows_of_each(std::unique_ptr<ops::MatrixSource> whole, int count, int first,
+                                                int rows);
+
 }  // namespace galley::models

@@ -129,6 +129,7 @@ class Variant:
     family: str = "llama"
     brief: bool = False  # the other variants of the family run the cases that this one leaves out
     lean: bool = False  # runs fewer still
+    published: bool = False  # tensors have the names that Gemma's makers give them; mlx-lm renames them as it loads
 
 
 VARIANTS = [
@@ -208,7 +209,8 @@ VARIANTS = [
     Variant("tied bf16, 4-bit g32, per-layer embedding 8-bit", mx.bfloat16, bits=4, group=32,
             mixed={"embed_tokens_per_layer": (8, 32)}, family="e4b", lean=True),
     # As with qwen3_moe: picks are sorted from 64 on, with 8 a token also in decode at B = 8.
-    Variant("tied f32", mx.float32, family="moe", lean=True),
+    Variant("tied f32, beside towers, named as published", mx.float32,
+            dict(model_type="gemma4", text_config=dict(GEMMA4_MOE)), family="moe", lean=True, published=True),
     Variant("tied bf16, 4-bit g64, router 8-bit", mx.bfloat16, bits=4, group=64, mixed={"router.proj": (8, 64)},
             family="moe", lean=True),
     Variant("tied bf16, 8-bit g32, 8 of 16", mx.bfloat16, dict(num_experts=16, top_k_experts=8), bits=8, group=32,
@@ -237,6 +239,20 @@ def text_config_of(variant: Variant) -> dict:
     return config | config.get("text_config", {})
 
 
+def _published(weights: dict) -> dict:
+    """The text model inside "model.", and the experts' gates above their ups in one tensor."""
+    renamed = {}
+    for name, value in weights.items():
+        if name.endswith("switch_glu.up_proj.weight"):
+            continue
+        if name.endswith("switch_glu.gate_proj.weight"):
+            value = mx.concatenate([value, weights[name.replace("gate_proj", "up_proj")]], axis=-2)
+        name = name.replace("language_model.model.", "model.language_model.")
+        name = name.replace("switch_glu.gate_proj.weight", "gate_up_proj")
+        renamed[name.replace("switch_glu.down_proj.weight", "down_proj")] = value
+    return renamed
+
+
 def build(variant: Variant, folder: Path) -> None:
     """Writes `variant` into `folder`: config.json and model.safetensors, as mlx-lm's converter lays them out."""
     config = config_of(variant)
@@ -263,7 +279,10 @@ def build(variant: Variant, folder: Path) -> None:
         nn.quantize(model, variant.group, variant.bits, class_predicate=choose)
         config["quantization"] = config["quantization_config"] = quantization
     folder.mkdir(parents=True, exist_ok=True)
-    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())),
+    weights = dict(tree_flatten(model.parameters()))
+    if variant.published:
+        weights = _published(weights)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights,
                         metadata={"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     # Loading a folder wants a tokenizer; the scripts speak in ids.

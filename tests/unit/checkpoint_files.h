@@ -96,6 +96,12 @@ class GgufWriter {
     append(values_, static_cast<std::uint64_t>(list.size()));
     for (const auto value : list) append(values_, value);
   }
+  void booleans(const std::string& key, const std::vector<bool>& list) {
+    begin(key, 9);
+    append(values_, std::uint32_t{7});
+    append(values_, static_cast<std::uint64_t>(list.size()));
+    for (const bool value : list) append(values_, static_cast<std::uint8_t>(value));
+  }
   /// `shape`: outermost dimension first.
   void tensor(const std::string& name, const std::vector<std::uint64_t>& shape, std::uint32_t type,
               const std::string& data) {

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "checkpoint_files.h"
+#include "gemma4_gguf.h"
 #include "models/checkpoint.h"
 #include "models/safetensors.h"
 #include "ops/error.h"
@@ -114,6 +115,28 @@ TEST(CheckpointFuzz, Gguf) {
     EXPECT_GT(outcomes.loaded, 0) << kind.type;
     EXPECT_GT(outcomes.refused, kind.rounds / 4) << kind.type;
   }
+}
+
+TEST(CheckpointFuzz, GgufOfGemma4) {
+  // Its metadata lists a number a layer, and one of its tensors says how RoPE turns.
+  Config config = galley::testing::MemoryCheckpoint::tiny_gemma4(galley::testing::MemoryCheckpoint::Gemma4::per_layer);
+  config.hidden = config.intermediate = 32;
+  config.heads = config.kv_heads = config.full.kv_heads = 2;
+  config.head_dim = 16;
+  config.full.head_dim = 32;
+  config.vocab = config.per_layer.vocab = 4;
+  config.per_layer.width = 8;
+  const galley::testing::MemoryCheckpoint memory(config);
+  test::GgufWriter writer = galley::testing::gemma4_metadata(config);
+  galley::testing::Gemma4Tensors(writer, memory).write();
+  const std::string good = writer.bytes();
+  const test::TempFolder folder;
+  constexpr int kRounds = 1500;
+  const Outcomes outcomes = fuzz(good, good.find("token_embd.weight"), kRounds, [&](const std::string& bytes) {
+    return open_checkpoint(folder.write("model.gguf", bytes));
+  });
+  EXPECT_GT(outcomes.loaded, 0);
+  EXPECT_GT(outcomes.refused, kRounds / 4);
 }
 
 TEST(CheckpointFuzz, EveryTruncationOfAGgufIsRefused) {
