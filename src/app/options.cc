@@ -67,6 +67,11 @@ void add_model_options(CLI::App& command, ModelOptions& options, bool with_batch
           "layout of KV; paged: blocks of 32 tokens, shared where prompts begin alike (fused); contiguous: a row's "
           "in one piece as long as the context; default: paged with fused kernels, contiguous with stock")
       ->check(CLI::IsMember({"paged", "contiguous"}));
+  command
+      .add_option("--kv-quant", options.runtime.kv_quant,
+                  "KV in 8 or 4 bits, as the model's kv_config.json says (config), or off; default: with --batch 1 "
+                  "config where the model has that file, else off")
+      ->check(CLI::IsMember({"off", "8", "4", "config"}));
   command.add_option("--kv-dtype", options.runtime.kv_dtype, "type of KV elements (fused)")
       ->check(CLI::IsMember({"f16", "bf16", "f32"}))
       ->capture_default_str();

@@ -7,7 +7,8 @@ namespace galley::kv {
 
 namespace mx = mlx::core;
 
-BatchKvCache::BatchKvCache(std::vector<int> left_padding) : left_padding_(std::move(left_padding)) {
+BatchKvCache::BatchKvCache(std::vector<int> left_padding, ops::KvFormat format)
+    : format_(format), left_padding_(std::move(left_padding)) {
   offset_.reserve(left_padding_.size());
   for (const int padding : left_padding_) offset_.push_back(-padding);
 }
@@ -28,7 +29,7 @@ BatchKvCache BatchKvCache::merge(std::span<const KvCache* const> rows) {
     parts.push_back(row->size() == 0 ? zeros_like(*like, longest)
                                      : padded(row->buffer()->slice(0, row->size()), longest - row->size(), 0));
   }
-  BatchKvCache merged(std::move(padding));
+  BatchKvCache merged(std::move(padding), like->groups ? like->groups->format : ops::KvFormat{});
   merged.buffer_ = stacked(parts);
   for (int& offset : merged.offset_) offset += longest;
   merged.end_ = longest;
@@ -43,21 +44,10 @@ ops::AttentionMask BatchKvCache::mask(int tokens, int window) const {
   return {"array", causal_mask(tokens, end_, window, int_array(left_padding_))};
 }
 
-mx::array BatchKvCache::write_and_attend(const mx::array& q, const mx::array& k, const mx::array& v, float scale,
-                                         const ops::AttentionMask& mask) {
-  update_and_fetch(k, v);
-  return attend_again(q, scale, mask);
-}
-
-mx::array BatchKvCache::attend_again(const mx::array& q, float scale, const ops::AttentionMask& mask) const {
-  const KeysValues all = fetched();
-  return mx::fast::scaled_dot_product_attention(q, all.keys, all.values, scale, mask.mode, mask.array);
-}
-
 KeysValues BatchKvCache::fetched() const { return buffer_->slice(0, end_); }
 
 KeysValues BatchKvCache::update_and_fetch(const mx::array& k, const mx::array& v) {
-  append(buffer_, end_, {k, v});
+  append(buffer_, end_, KeysValues{k, v}.quantized(format_));
   const int added = k.shape(2);
   for (int& offset : offset_) offset += added;
   end_ += added;
@@ -108,9 +98,8 @@ void BatchKvCache::extend(const BatchCache& added) {
 }
 
 KvCache BatchKvCache::extract(int row) const {
-  if (!buffer_) return {};
-  const KeysValues tokens = buffer_->row(row).slice(left_padding_[static_cast<std::size_t>(row)], end_);
-  return KvCache::holding({mx::contiguous(tokens.keys), mx::contiguous(tokens.values)});
+  if (!buffer_) return KvCache(format_);
+  return KvCache::holding(contiguous(buffer_->row(row).slice(left_padding_[static_cast<std::size_t>(row)], end_)));
 }
 
 int BatchKvCache::trim(int tokens) {
@@ -118,11 +107,6 @@ int BatchKvCache::trim(int tokens) {
   end_ -= trimmed;
   for (int& offset : offset_) offset -= trimmed;
   return trimmed;
-}
-
-std::vector<mx::array> BatchKvCache::arrays() const {
-  if (!buffer_) return {};
-  return {buffer_->keys, buffer_->values};
 }
 
 }  // namespace galley::kv

@@ -1,4 +1,5 @@
-// Contiguous KV of a batch of rows with left padding: the counterpart of mlx-lm's BatchKVCache, one object a layer.
+// Contiguous KV of a batch of rows with left padding: the counterpart of mlx-lm's BatchKVCache (quantized: mlx-optiq's
+// BatchQuantizedKVCache), one object a layer.
 //
 //   row 0   . . a b c          '.' left padding: columns below left_padding[row] are masked out
 //   row 1   d e f g h          end: the physical column where the next token goes, the same for all rows
@@ -9,9 +10,7 @@
 #pragma once
 #include <mlx/mlx.h>
 
-#include <cstddef>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -23,7 +22,7 @@ namespace galley::kv {
 class BatchKvCache final : public BatchCache {
  public:
   /// Empty rows, `left_padding` columns of which will be padding.
-  explicit BatchKvCache(std::vector<int> left_padding);
+  explicit BatchKvCache(std::vector<int> left_padding, ops::KvFormat format = {});
   /// Rows of their own caches side by side, padded on the left to the longest.
   static BatchKvCache merge(std::span<const KvCache* const> rows);
 
@@ -31,13 +30,8 @@ class BatchKvCache final : public BatchCache {
   [[nodiscard]] ops::RopeOffset offset() const override;
   /// Always a bool array [B, 1, tokens, end + tokens], also for one row and one token, as in mlx-lm.
   [[nodiscard]] ops::AttentionMask mask(int tokens, int window) const override;
-  mlx::core::array write_and_attend(const mlx::core::array& q, const mlx::core::array& k, const mlx::core::array& v,
-                                    float scale, const ops::AttentionMask& mask) override;
-  [[nodiscard]] mlx::core::array attend_again(const mlx::core::array& q, float scale,
-                                              const ops::AttentionMask& mask) const override;
-
-  /// Appends k and v [B, kv_heads, L, D] and returns the columns [0, end).
-  KeysValues update_and_fetch(const mlx::core::array& k, const mlx::core::array& v);
+  /// Appends k and v and returns the columns [0, end).
+  KeysValues update_and_fetch(const mlx::core::array& k, const mlx::core::array& v) override;
 
   void prepare(const std::vector<int>& lengths, const std::vector<int>& right_padding) override;
   void finalize() override;
@@ -54,14 +48,10 @@ class BatchKvCache final : public BatchCache {
   [[nodiscard]] int size() const override { return end_; }
   [[nodiscard]] std::span<const int> offsets() const { return offset_; }
   [[nodiscard]] std::span<const int> left_padding() const { return left_padding_; }
-  [[nodiscard]] const std::optional<KeysValues>& buffer() const { return buffer_; }
-  [[nodiscard]] std::size_t nbytes() const override { return buffer_ ? buffer_->nbytes() : 0; }
-  [[nodiscard]] std::vector<mlx::core::array> arrays() const override;
 
  private:
-  /// What the last write attends to.
-  [[nodiscard]] KeysValues fetched() const;
-  std::optional<KeysValues> buffer_;
+  [[nodiscard]] KeysValues fetched() const override;
+  ops::KvFormat format_;
   std::vector<int> left_padding_;
   std::vector<int> offset_;
   std::vector<int> right_padding_;  ///< empty, or what prepare() announced

@@ -5,16 +5,8 @@
 #include <utility>
 
 namespace galley::kv {
-namespace {
 
 namespace mx = mlx::core;
-
-// The newest column goes to the right edge.
-KeysValues unrolled(const KeysValues& ring, int next) {
-  return {mx::roll(ring.keys, -next, 2), mx::roll(ring.values, -next, 2)};
-}
-
-}  // namespace
 
 BatchRotatingKvCache::BatchRotatingKvCache(int max_size, std::vector<int> left_padding)
     : left_padding_(std::move(left_padding)), max_size_(max_size) {
@@ -73,17 +65,6 @@ ops::AttentionMask BatchRotatingKvCache::mask(int tokens, int window) const {
   return {"array", std::move(mask)};
 }
 
-mx::array BatchRotatingKvCache::write_and_attend(const mx::array& q, const mx::array& k, const mx::array& v,
-                                                 float scale, const ops::AttentionMask& mask) {
-  update_and_fetch(k, v);
-  return attend_again(q, scale, mask);
-}
-
-mx::array BatchRotatingKvCache::attend_again(const mx::array& q, float scale, const ops::AttentionMask& mask) const {
-  const KeysValues all = fetched();
-  return mx::fast::scaled_dot_product_attention(q, all.keys, all.values, scale, mask.mode, mask.array);
-}
-
 // A write of several tokens leaves no room behind them; one of a single token may.
 KeysValues BatchRotatingKvCache::fetched() const {
   return written_ < buffer_->capacity() ? buffer_->slice(0, written_) : *buffer_;
@@ -96,7 +77,7 @@ KeysValues BatchRotatingKvCache::update_and_fetch(const mx::array& k, const mx::
 
 void BatchRotatingKvCache::put_in_order() {
   if (!rotated_) return;
-  buffer_ = unrolled(*buffer_, next_);
+  buffer_ = rolled(*buffer_, -next_);  // the newest column goes to the right edge
   next_ = buffer_->capacity();
   rotated_ = false;
 }
@@ -205,9 +186,9 @@ RotatingKvCache BatchRotatingKvCache::extract(int row) const {
   if (!buffer_) return RotatingKvCache(max_size_);
   const auto at = static_cast<std::size_t>(row);
   const KeysValues own = buffer_->row(row);
-  const KeysValues ordered = rotated_ ? unrolled(own, next_) : own;
+  const KeysValues ordered = rotated_ ? rolled(own, -next_) : own;
   const KeysValues tokens = ordered.slice(std::max(0, left_padding_[at]), rotated_ ? max_size_ : next_);
-  return RotatingKvCache::holding(max_size_, {mx::contiguous(tokens.keys), mx::contiguous(tokens.values)}, offset_[at]);
+  return RotatingKvCache::holding(max_size_, contiguous(tokens), offset_[at]);
 }
 
 int BatchRotatingKvCache::trim(int tokens) {
@@ -216,11 +197,6 @@ int BatchRotatingKvCache::trim(int tokens) {
   next_ -= trimmed;
   for (int& offset : offset_) offset -= trimmed;
   return trimmed;
-}
-
-std::vector<mx::array> BatchRotatingKvCache::arrays() const {
-  if (!buffer_) return {};
-  return {buffer_->keys, buffer_->values};
 }
 
 }  // namespace galley::kv

@@ -10,9 +10,7 @@
 #pragma once
 #include <mlx/mlx.h>
 
-#include <cstddef>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -35,13 +33,7 @@ class BatchRotatingKvCache final : public BatchCache {
   /// Always a bool array [B, 1, tokens, columns]; columns as the write will return them, rotated if it will be.
   /// `window`: 0 for the ring's own size.
   [[nodiscard]] ops::AttentionMask mask(int tokens, int window) const override;
-  mlx::core::array write_and_attend(const mlx::core::array& q, const mlx::core::array& k, const mlx::core::array& v,
-                                    float scale, const ops::AttentionMask& mask) override;
-  [[nodiscard]] mlx::core::array attend_again(const mlx::core::array& q, float scale,
-                                              const ops::AttentionMask& mask) const override;
-
-  /// Writes k and v [B, kv_heads, L, D]; returns what they attend to.
-  KeysValues update_and_fetch(const mlx::core::array& k, const mlx::core::array& v);
+  KeysValues update_and_fetch(const mlx::core::array& k, const mlx::core::array& v) override;
 
   void prepare(const std::vector<int>& lengths, const std::vector<int>& right_padding) override;
   void finalize() override;
@@ -61,19 +53,14 @@ class BatchRotatingKvCache final : public BatchCache {
   [[nodiscard]] int next_column() const { return next_; }
   [[nodiscard]] std::span<const int> offsets() const { return offset_; }
   [[nodiscard]] std::span<const int> left_padding() const { return left_padding_; }
-  [[nodiscard]] const std::optional<KeysValues>& buffer() const { return buffer_; }
-  [[nodiscard]] std::size_t nbytes() const override { return buffer_ ? buffer_->nbytes() : 0; }
-  [[nodiscard]] std::vector<mlx::core::array> arrays() const override;
 
  private:
-  /// What the last write attends to.
-  [[nodiscard]] KeysValues fetched() const;
+  [[nodiscard]] KeysValues fetched() const override;
   void put_in_order();
   void roll_past_ends();
   KeysValues append_in_order(const KeysValues& fresh);
   KeysValues write_in_place(const KeysValues& fresh);
 
-  std::optional<KeysValues> buffer_;
   std::vector<int> left_padding_;
   std::vector<int> offset_;
   std::vector<int> ends_;  ///< empty, or the offset at which each row's tokens end, between prepare() and finalize()

@@ -9,15 +9,15 @@
 
 namespace galley::kv {
 
-std::unique_ptr<RowCache> make_row_cache(const ops::AttentionSpec& layer) {
-  if (layer.window > 0) return std::make_unique<RotatingKvCache>(layer.window);
-  return std::make_unique<KvCache>();
+std::unique_ptr<RowCache> make_row_cache(const ops::AttentionSpec& layer, ops::KvFormat format) {
+  if (layer.window > 0) return std::make_unique<RotatingKvCache>(layer.window, 0, format);
+  return std::make_unique<KvCache>(format);
 }
 
-std::unique_ptr<BatchCache> make_batch_cache(const ops::AttentionSpec& layer, int rows) {
+std::unique_ptr<BatchCache> make_batch_cache(const ops::AttentionSpec& layer, int rows, ops::KvFormat format) {
   std::vector<int> no_padding(static_cast<std::size_t>(rows), 0);
   if (layer.window > 0) return std::make_unique<BatchRotatingKvCache>(layer.window, std::move(no_padding));
-  return std::make_unique<BatchKvCache>(std::move(no_padding));
+  return std::make_unique<BatchKvCache>(std::move(no_padding), format);
 }
 
 std::size_t most_columns(const ops::AttentionSpec& layer, std::size_t tokens, std::size_t piece) {

@@ -26,21 +26,10 @@ ops::AttentionMask KvCache::mask(int tokens, int window) const {
   return {"causal", std::nullopt};
 }
 
-mx::array KvCache::write_and_attend(const mx::array& q, const mx::array& k, const mx::array& v, float scale,
-                                    const ops::AttentionMask& mask) {
-  update_and_fetch(k, v);
-  return attend_again(q, scale, mask);
-}
-
-mx::array KvCache::attend_again(const mx::array& q, float scale, const ops::AttentionMask& mask) const {
-  const KeysValues all = fetched();
-  return mx::fast::scaled_dot_product_attention(q, all.keys, all.values, scale, mask.mode, mask.array);
-}
-
 KeysValues KvCache::fetched() const { return size_ < buffer_->capacity() ? buffer_->slice(0, size_) : *buffer_; }
 
 KeysValues KvCache::update_and_fetch(const mx::array& k, const mx::array& v) {
-  append(buffer_, size_, {k, v});
+  append(buffer_, size_, in_form(k, v));
   size_ += k.shape(2);
   return fetched();
 }
@@ -51,13 +40,8 @@ int KvCache::trim(int tokens) {
   return trimmed;
 }
 
-std::vector<mx::array> KvCache::arrays() const {
-  if (!buffer_) return {};
-  return {buffer_->keys, buffer_->values};
-}
-
 KvCache KvCache::holding(KeysValues contents) {
-  KvCache cache;
+  KvCache cache(contents.groups ? contents.groups->format : ops::KvFormat{});
   cache.size_ = contents.capacity();
   cache.buffer_ = std::move(contents);
   return cache;

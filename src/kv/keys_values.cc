@@ -7,22 +7,79 @@ namespace {
 
 namespace mx = mlx::core;
 
-template <typename F>
-KeysValues each(const KeysValues& x, const F& f) {
-  return {f(x.keys), f(x.values)};
+// The arrays that make up `like`, in the order of KeysValues::arrays(), put together again.
+KeysValues made_of(const std::vector<mx::array>& parts, const KeysValues& like) {
+  KeysValues made{parts[0], parts[1]};
+  if (like.groups) made.groups = KeysValues::Groups{parts[2], parts[3], parts[4], parts[5], like.groups->format};
+  return made;
 }
 
-KeysValues concatenated(const std::vector<KeysValues>& parts, int axis) {
-  std::vector<mx::array> keys;
-  std::vector<mx::array> values;
-  for (const KeysValues& part : parts) {
-    keys.push_back(part.keys);
-    values.push_back(part.values);
+template <typename F>
+KeysValues each(const KeysValues& x, const F& f) {
+  std::vector<mx::array> parts = x.arrays();
+  for (mx::array& part : parts) part = f(part);
+  return made_of(parts, x);
+}
+
+KeysValues concatenated(const std::vector<KeysValues>& pieces, int axis) {
+  std::vector<std::vector<mx::array>> columns(pieces.front().arrays().size());
+  for (const KeysValues& piece : pieces) {
+    const std::vector<mx::array> parts = piece.arrays();
+    for (std::size_t i = 0; i < columns.size(); ++i) columns[i].push_back(parts.at(i));
   }
-  return {mx::concatenate(std::move(keys), axis), mx::concatenate(std::move(values), axis)};
+  std::vector<mx::array> whole;
+  for (auto& column : columns) whole.push_back(mx::concatenate(std::move(column), axis));
+  return made_of(whole, pieces.front());
+}
+
+// quantized_scaled_dot_product_attention of mlx-lm 0.32.2, operation by operation.
+mx::array attend_quantized(mx::array q, const KeysValues& all, float scale, const ops::AttentionMask& mask) {
+  const int rows = q.shape(0), heads = q.shape(1), length = q.shape(2), width = q.shape(3);
+  const int kv_heads = all.keys.shape(1);
+  const bool grouped = heads > kv_heads;
+  q = mx::multiply(q, mx::array(scale, q.dtype()));
+  KeysValues kv = all;
+  if (grouped) {
+    q = mx::reshape(q, {rows, kv_heads, heads / kv_heads, length, width});
+    kv = each(kv, [](const mx::array& a) { return mx::expand_dims(a, -3); });
+  }
+  const auto [bits, group] = kv.groups->format;
+  mx::array scores = mx::quantized_matmul(q, kv.keys, kv.groups->key_scales, kv.groups->key_biases, true, group, bits);
+  std::optional<mx::array> visible = mask.array;
+  if (mask.mode == "causal") {
+    const int queries = scores.shape(-2), keys = scores.shape(-1);
+    visible =
+        mx::greater_equal(mx::expand_dims(mx::arange(keys - queries, keys), 1), mx::expand_dims(mx::arange(keys), 0));
+  }
+  if (visible) {
+    if (grouped && visible->ndim() > 3) visible = mx::expand_dims(*visible, -3);
+    scores = mx::where(*visible, scores, mx::array(mx::finfo(scores.dtype()).min, scores.dtype()));
+  }
+  scores = mx::softmax(scores, std::vector<int>{-1}, /*precise=*/true);
+  const mx::array mixed =
+      mx::quantized_matmul(scores, kv.values, kv.groups->value_scales, kv.groups->value_biases, false, group, bits);
+  return grouped ? mx::reshape(mixed, {rows, heads, length, width}) : mixed;
 }
 
 }  // namespace
+
+KeysValues KeysValues::quantized(ops::KvFormat format) const {
+  if (!format.quantized()) return *this;
+  const auto k = mx::quantize(keys, format.group, format.bits);
+  const auto v = mx::quantize(values, format.group, format.bits);
+  return {k[0], v[0], Groups{k[1], k[2], v[1], v[2], format}};
+}
+
+std::vector<mx::array> KeysValues::arrays() const {
+  if (!groups) return {keys, values};
+  return {keys, values, groups->key_scales, groups->key_biases, groups->value_scales, groups->value_biases};
+}
+
+std::size_t KeysValues::nbytes() const {
+  std::size_t bytes = 0;
+  for (const mx::array& part : arrays()) bytes += part.nbytes();
+  return bytes;
+}
 
 KeysValues KeysValues::slice(int begin, int end) const {
   return each(*this, [&](const mx::array& a) {
@@ -37,13 +94,14 @@ KeysValues KeysValues::row(int row) const {
 }
 
 void KeysValues::write(const KeysValues& fresh, int column) {
-  const auto into = [&](mx::array& all, const mx::array& part) {
+  const std::vector<mx::array> parts = fresh.arrays();
+  auto part = parts.begin();
+  *this = each(*this, [&](const mx::array& all) {
+    const mx::array& added = *part++;
     mx::Shape start{0, 0, column, 0};
-    mx::Shape stop{all.shape(0), all.shape(1), column + part.shape(2), all.shape(3)};
-    all = mx::slice_update(all, mx::astype(part, all.dtype()), std::move(start), std::move(stop));
-  };
-  into(keys, fresh.keys);
-  into(values, fresh.values);
+    mx::Shape stop{all.shape(0), all.shape(1), column + added.shape(2), all.shape(3)};
+    return mx::slice_update(all, mx::astype(added, all.dtype()), std::move(start), std::move(stop));
+  });
 }
 
 KeysValues zeros_like(const KeysValues& like, int columns) {
@@ -66,12 +124,20 @@ KeysValues taken(const KeysValues& x, const std::vector<int>& rows) {
   return each(x, [&](const mx::array& a) { return mx::take(a, index, 0); });
 }
 
+KeysValues rolled(const KeysValues& x, int shift) {
+  return each(x, [&](const mx::array& a) { return mx::roll(a, shift, 2); });
+}
+
 KeysValues rolled_by_row(const KeysValues& x, const std::vector<int>& shifts) {
   const int columns = x.capacity();
   const mx::array shift = mx::reshape(int_array(shifts), {-1, 1, 1, 1});
   const mx::array column = mx::reshape(mx::arange(columns), {1, 1, -1, 1});
   const mx::array source = mx::remainder(mx::subtract(column, shift), mx::array(columns));
   return each(x, [&](const mx::array& a) { return mx::take_along_axis(a, source, 2); });
+}
+
+KeysValues contiguous(const KeysValues& x) {
+  return each(x, [](const mx::array& a) { return mx::contiguous(a); });
 }
 
 KeysValues aligned(const std::optional<KeysValues>& buffer, int rows, int own_end, int end, int capacity,
@@ -82,6 +148,11 @@ KeysValues aligned(const std::optional<KeysValues>& buffer, int rows, int own_en
   const int right = capacity - own.capacity() - left;
   if (right < 0) return padded(own.slice(0, own.capacity() + right), left, 0);
   return padded(own, left, right);
+}
+
+mx::array attend(const mx::array& q, const KeysValues& all, float scale, const ops::AttentionMask& mask) {
+  if (all.groups) return attend_quantized(q, all, scale, mask);
+  return mx::fast::scaled_dot_product_attention(q, all.keys, all.values, scale, mask.mode, mask.array);
 }
 
 mx::array int_array(std::span<const int> values) {

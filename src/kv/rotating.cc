@@ -22,24 +22,13 @@ ops::AttentionMask RotatingKvCache::mask(int tokens, int window) const {
   return {"array", mx::roll(newest, next + 1)};
 }
 
-mx::array RotatingKvCache::write_and_attend(const mx::array& q, const mx::array& k, const mx::array& v, float scale,
-                                            const ops::AttentionMask& mask) {
-  update_and_fetch(k, v);
-  return attend_again(q, scale, mask);
-}
-
-mx::array RotatingKvCache::attend_again(const mx::array& q, float scale, const ops::AttentionMask& mask) const {
-  const KeysValues all = fetched();
-  return mx::fast::scaled_dot_product_attention(q, all.keys, all.values, scale, mask.mode, mask.array);
-}
-
 // A write of several tokens leaves no room behind them; one of a single token may.
 KeysValues RotatingKvCache::fetched() const {
   return offset_ < buffer_->capacity() ? buffer_->slice(0, offset_) : *buffer_;
 }
 
 KeysValues RotatingKvCache::update_and_fetch(const mx::array& k, const mx::array& v) {
-  return k.shape(2) == 1 ? write_in_place({k, v}) : append_in_order({k, v});
+  return k.shape(2) == 1 ? write_in_place(in_form(k, v)) : append_in_order(in_form(k, v));
 }
 
 KeysValues RotatingKvCache::in_order() const {
@@ -90,13 +79,8 @@ int RotatingKvCache::trim(int tokens) {
   return trimmed;
 }
 
-std::vector<mx::array> RotatingKvCache::arrays() const {
-  if (!buffer_) return {};
-  return {buffer_->keys, buffer_->values};
-}
-
 RotatingKvCache RotatingKvCache::holding(int max_size, KeysValues contents, int position) {
-  RotatingKvCache cache(max_size);
+  RotatingKvCache cache(max_size, 0, contents.groups ? contents.groups->format : ops::KvFormat{});
   cache.offset_ = position;
   cache.next_ = contents.capacity();
   cache.buffer_ = std::move(contents);

@@ -1,5 +1,5 @@
 // Contiguous KV of one row with a sliding window: a ring of `max_size` tokens. The counterpart of mlx-lm's
-// RotatingKVCache.
+// RotatingKVCache (quantized: mlx-optiq's RotatingQuantizedKVCache).
 //
 //   write of several tokens   temporal order, the newest max_size - 1 stay, then the new ones: every new token sees a
 //                             full window
@@ -9,10 +9,6 @@
 #pragma once
 #include <mlx/mlx.h>
 
-#include <cstddef>
-#include <optional>
-#include <vector>
-
 #include "kv/cache_kinds.h"
 #include "kv/contiguous.h"
 
@@ -20,18 +16,13 @@ namespace galley::kv {
 
 class RotatingKvCache final : public RowCache {
  public:
-  explicit RotatingKvCache(int max_size, int keep = 0) : max_size_(max_size), keep_(keep) {}
+  explicit RotatingKvCache(int max_size, int keep = 0, ops::KvFormat format = {})
+      : RowCache(format), max_size_(max_size), keep_(keep) {}
 
   [[nodiscard]] ops::RopeOffset offset() const override { return offset_; }
   /// `window`: 0 for the ring's own size. Columns are those that the write returns, in the ring's order.
   [[nodiscard]] ops::AttentionMask mask(int tokens, int window) const override;
-  mlx::core::array write_and_attend(const mlx::core::array& q, const mlx::core::array& k, const mlx::core::array& v,
-                                    float scale, const ops::AttentionMask& mask) override;
-  [[nodiscard]] mlx::core::array attend_again(const mlx::core::array& q, float scale,
-                                              const ops::AttentionMask& mask) const override;
-
-  /// Writes k and v [1, kv_heads, L, D]; returns what they attend to.
-  KeysValues update_and_fetch(const mlx::core::array& k, const mlx::core::array& v);
+  KeysValues update_and_fetch(const mlx::core::array& k, const mlx::core::array& v) override;
   /// Forgets the last `tokens` (at most all); returns how many. Only before the ring has wrapped (see trimmable()).
   int trim(int tokens);
   [[nodiscard]] bool trimmable() const { return offset_ < max_size_; }
@@ -40,10 +31,6 @@ class RotatingKvCache final : public RowCache {
   [[nodiscard]] int max_size() const { return max_size_; }
   /// Tokens ever written; the next one's position.
   [[nodiscard]] int position() const { return offset_; }
-  [[nodiscard]] bool empty() const { return !buffer_.has_value(); }
-  [[nodiscard]] std::size_t nbytes() const override { return buffer_ ? buffer_->nbytes() : 0; }
-  [[nodiscard]] std::vector<mlx::core::array> arrays() const override;
-  [[nodiscard]] const std::optional<KeysValues>& buffer() const { return buffer_; }
   /// The tokens held, oldest first (after the `keep` ones). The cache must not be empty.
   [[nodiscard]] KeysValues in_order() const;
 
@@ -51,14 +38,12 @@ class RotatingKvCache final : public RowCache {
   static RotatingKvCache holding(int max_size, KeysValues contents, int position);
 
  private:
-  /// What the last write attends to.
-  [[nodiscard]] KeysValues fetched() const;
+  [[nodiscard]] KeysValues fetched() const override;
   KeysValues append_in_order(const KeysValues& fresh);
   KeysValues write_in_place(const KeysValues& fresh);
   /// Drops `count` tokens behind the `keep` first ones.
   [[nodiscard]] KeysValues without(const KeysValues& all, int count) const;
 
-  std::optional<KeysValues> buffer_;
   int max_size_;
   int keep_;
   int offset_ = 0;

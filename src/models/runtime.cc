@@ -10,10 +10,10 @@
 #include <thread>
 #include <utility>
 
-#include "kv/cache_kinds.h"
 #include "kv/prefix_store.h"
 #include "models/fingerprint.h"
 #include "models/fused_forward.h"
+#include "models/kv_quant.h"
 #include "models/stock_forward.h"
 #include "ops/error.h"
 #include "ops/fused/fused_ops.h"
@@ -95,6 +95,12 @@ std::optional<kv::PrefixStore> open_prefix_store(const Checkpoint& checkpoint, c
   return kv::PrefixStore({options.prompt_cache_dir, identity, block, budget, options.warn});
 }
 
+// Of the default, a model's kv_config.json, the paged pool makes nothing either.
+void refuse_quantized(const RuntimeOptions& options) {
+  if (options.kv_quant.empty() || options.kv_quant == "off") return;
+  throw Error(400, "--kv-quant " + options.kv_quant + " needs --kernels stock", "", "kv-quant");
+}
+
 struct Fused {
   std::shared_ptr<ops::FusedOps> ops;
   std::shared_ptr<FusedForward> forward;
@@ -132,7 +138,9 @@ Fused make_fused(const Checkpoint& checkpoint, const RuntimeOptions& options, in
 Runtime make_runtime(const Checkpoint& checkpoint, const RuntimeOptions& options) {
   Runtime runtime;
   runtime.context = context_of(checkpoint, options);
+  const KvQuant kv_quant = KvQuant::choose(options.kv_quant, checkpoint, options.batch);
   if (options.fused) {
+    refuse_quantized(options);
     const Fused fused = make_fused(checkpoint, options, runtime.context);
     runtime.serial = fused.forward;
     if (options.batch > 1) runtime.batched = fused.forward;
@@ -153,11 +161,14 @@ Runtime make_runtime(const Checkpoint& checkpoint, const RuntimeOptions& options
   if (!options.prompt_cache_dir.empty()) {
     throw Error(400, "--prompt-cache-dir needs --kernels fused", "", "prompt-cache-dir");
   }
-  const auto model = load_stock_model(checkpoint, options.dense);
+  const auto model = load_stock_model(checkpoint, options.dense, kv_quant);
   StockOptions stock;
   stock.prefill_step = options.prefill_step;
-  const std::size_t row =
-      model->row_bytes(static_cast<std::size_t>(runtime.context), static_cast<std::size_t>(stock.prefill_step));
+  const auto row_bytes = [&](bool batched) {
+    return model->row_bytes(static_cast<std::size_t>(runtime.context), static_cast<std::size_t>(stock.prefill_step),
+                            batched);
+  };
+  const std::size_t row = std::max(row_bytes(false), options.batch > 1 ? row_bytes(true) : 0);
   const std::size_t budget = budget_of(options, row * static_cast<std::size_t>(options.batch));
   stock.kv_budget = budget;
   runtime.serial = make_serial_stock_forward(model, stock);
@@ -167,30 +178,34 @@ Runtime make_runtime(const Checkpoint& checkpoint, const RuntimeOptions& options
   runtime.kernels = "stock";
   runtime.isa = "mlx";
   runtime.threads = usable_processors();
-  runtime.kv_plan = fmt::format("contiguous, {:.2f} GB budget", static_cast<double>(budget) / 1e9);
+  const std::string quantized = describe(model->kv_formats);
+  runtime.kv_plan = fmt::format("contiguous{}{}, {:.2f} GB budget", quantized.empty() ? "" : " ", quantized,
+                                static_cast<double>(budget) / 1e9);
   return runtime;
 }
 
 std::vector<float> prompt_logits(const Checkpoint& checkpoint, const RuntimeOptions& options,
                                  const std::vector<std::int32_t>& tokens) {
   const int context = std::max(context_of(checkpoint, options), static_cast<int>(tokens.size()));
-  if (options.fused) return make_fused(checkpoint, options, context + 1).forward->prompt_logits(tokens);
+  if (options.fused) {
+    refuse_quantized(options);
+    return make_fused(checkpoint, options, context + 1).forward->prompt_logits(tokens);
+  }
 
   namespace mx = mlx::core;
   constexpr std::size_t kChunk = 64;
-  const auto stock = load_stock_model(checkpoint, options.dense);
-  std::vector<std::unique_ptr<kv::RowCache>> caches;
+  const auto stock =
+      load_stock_model(checkpoint, options.dense, KvQuant::choose(options.kv_quant, checkpoint, options.batch));
+  const auto caches = stock->row_caches();
   std::vector<ops::LayerKv*> layers;
-  for (const ops::AttentionSpec& layer : stock->model->attention_layers()) {
-    caches.push_back(kv::make_row_cache(layer));
-    layers.push_back(caches.back().get());
-  }
+  for (const auto& cache : caches) layers.push_back(cache.get());
   std::vector<float> all;
   for (std::size_t at = 0; at < tokens.size(); at += kChunk) {
     const auto n = std::min(kChunk, tokens.size() - at);
     stock->ops->begin(
         mx::array(tokens.begin() + static_cast<std::ptrdiff_t>(at), mx::Shape{1, static_cast<int>(n)}, mx::int32));
     mx::array logits = ops::StockOps::array_of(stock->model->forward(*stock->ops, layers));
+    for (const auto& cache : caches) cache->settle();
     logits = mx::contiguous(mx::astype(logits, mx::float32));
     logits.eval();
     all.insert(all.end(), logits.data<float>(), logits.data<float>() + logits.size());

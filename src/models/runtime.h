@@ -31,7 +31,9 @@ struct RuntimeOptions {
   std::function<void(const std::string&)> warn;
   std::string kv_layout;         ///< "paged" or "contiguous"; empty: paged with fused, contiguous with stock
   std::string kv_dtype = "f16";  ///< fused: f16, bf16, f32. Stock keeps KV in the model's own type.
-  bool dense = false;            ///< stock: expand quantized matrices at load (faster, more memory)
+  /// KV quantization: off, 8, 4 or config (see KvQuant); empty: with one row what the model's kv_config.json says.
+  std::string kv_quant;
+  bool dense = false;  ///< stock: expand quantized matrices at load (faster, more memory)
 };
 
 /// Forwards over one set of weights, and what the ready card says of them. Made and used on one thread.

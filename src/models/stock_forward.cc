@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <numeric>
 #include <string>
 #include <utility>
 
-#include "kv/cache_kinds.h"
 #include "ops/error.h"
 
 namespace galley::models {
@@ -15,46 +13,69 @@ namespace {
 namespace mx = mlx::core;
 
 // One token through fresh caches shows what a token of KV weighs in each layer. Nothing is evaluated.
-std::vector<std::size_t> measure_kv_bytes(ops::StockOps& ops, const Model& model) {
-  std::vector<std::unique_ptr<kv::RowCache>> caches;
+std::vector<StockModel::TokenBytes> measure_kv_bytes(const StockModel& stock) {
+  const auto caches = stock.row_caches();
   std::vector<ops::LayerKv*> layers;
-  for (const ops::AttentionSpec& layer : model.attention_layers()) {
-    caches.push_back(kv::make_row_cache(layer));
-    layers.push_back(caches.back().get());
-  }
-  ops.begin(mx::zeros({1, 1}, mx::int32));
-  model.forward(ops, layers);
-  std::vector<std::size_t> bytes;
+  for (const auto& cache : caches) layers.push_back(cache.get());
+  stock.ops->begin(mx::zeros({1, 1}, mx::int32));
+  stock.model->forward(*stock.ops, layers);
+  std::vector<StockModel::TokenBytes> bytes;
   for (const auto& cache : caches) {
-    const auto columns = static_cast<std::size_t>(cache->arrays().front().shape(2));
-    bytes.push_back(cache->nbytes() / columns);
+    const auto columns = static_cast<std::size_t>(cache->buffer()->capacity());
+    const std::size_t plain = cache->nbytes() / columns;
+    cache->settle();
+    bytes.push_back({plain, cache->nbytes() / columns});
   }
   return bytes;
 }
 
 }  // namespace
 
-std::shared_ptr<StockModel> load_stock_model(const Checkpoint& checkpoint, bool dense) {
+std::shared_ptr<StockModel> load_stock_model(const Checkpoint& checkpoint, bool dense, const KvQuant& kv_quant) {
   ops::StockNumerics numerics;
   numerics.float32 = !std::filesystem::is_directory(checkpoint.path());
   numerics.dense = dense;
   auto stock = std::make_shared<StockModel>();
   stock->ops = std::make_unique<ops::StockOps>(numerics);
   stock->model = load_model(checkpoint, *stock->ops);
-  stock->kv_bytes = measure_kv_bytes(*stock->ops, *stock->model);
-  stock->kv_bytes_per_token = std::accumulate(stock->kv_bytes.begin(), stock->kv_bytes.end(), std::size_t{0});
+  stock->kv_formats = kv_quant.formats(stock->model->attention_layers());
+  stock->kv_bytes = measure_kv_bytes(*stock);
   return stock;
 }
 
-std::size_t StockModel::row_bytes(std::size_t tokens, std::size_t piece) const {
+std::vector<std::unique_ptr<kv::RowCache>> StockModel::row_caches() const {
+  std::vector<std::unique_ptr<kv::RowCache>> caches;
+  for (const ops::AttentionSpec& layer : model->attention_layers()) {
+    caches.push_back(kv::make_row_cache(layer, kv_formats[caches.size()]));
+  }
+  return caches;
+}
+
+std::vector<std::unique_ptr<kv::BatchCache>> StockModel::batch_caches(int rows) const {
+  std::vector<std::unique_ptr<kv::BatchCache>> caches;
+  for (const ops::AttentionSpec& layer : model->attention_layers()) {
+    caches.push_back(kv::make_batch_cache(layer, rows, kv_formats[caches.size()]));
+  }
+  return caches;
+}
+
+std::size_t StockModel::row_bytes(std::size_t tokens, std::size_t piece, bool batched) const {
   const auto layers = model->attention_layers();
   std::size_t bytes = 0;
-  for (std::size_t i = 0; i < layers.size(); ++i) bytes += kv_bytes[i] * kv::most_columns(layers[i], tokens, piece);
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const std::size_t columns = kv::most_columns(layers[i], tokens, piece);
+    if (batched) {
+      bytes += columns * (layers[i].window > 0 ? kv_bytes[i].plain : kv_bytes[i].stored);
+    } else {  // the first piece is quantized when all of it has been written
+      const std::size_t first = kv::most_columns(layers[i], std::min(tokens, piece), piece);
+      bytes += std::max(columns * kv_bytes[i].stored, first * kv_bytes[i].plain);
+    }
+  }
   return bytes;
 }
 
-StockForward::StockForward(std::shared_ptr<StockModel> model, const StockOptions& options)
-    : model_(std::move(model)), options_(options) {
+StockForward::StockForward(std::shared_ptr<StockModel> model, const StockOptions& options, bool batched)
+    : model_(std::move(model)), options_(options), batched_(batched) {
   traits_.split_forwards = true;
   traits_.look_ahead = true;
   traits_.invariant = false;

@@ -5,7 +5,8 @@
 //           together, a separate L = 1 forward for prompts that reached their last token, and a generation batch G
 //           they then join.
 //
-// Every layer gets the kind of cache that its AttentionSpec asks for (kv/cache_kinds.h).
+// Every layer gets the kind of cache that its AttentionSpec asks for (kv/cache_kinds.h). With quantized KV they run as
+// mlx-optiq 0.7.7 makes those two run.
 //
 // Both look ahead: launch() feeds the tokens of the previous step straight from the device. That holds for sampled rows
 // too, since they are sampled by a task of the MLX stream (stock_forward_sampling.h).
@@ -19,8 +20,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "kv/cache_kinds.h"
 #include "models/checkpoint.h"
 #include "models/forward.h"
+#include "models/kv_quant.h"
 #include "models/model.h"
 #include "models/stock_forward_sampling.h"
 #include "ops/stock/stock_ops.h"
@@ -31,17 +34,25 @@ namespace galley::models {
 struct StockModel {
   std::unique_ptr<ops::StockOps> ops;
   std::unique_ptr<Model> model;
-  std::vector<std::size_t> kv_bytes;   ///< of one token, by attention layer
-  std::size_t kv_bytes_per_token = 0;  ///< their sum
+  std::vector<ops::KvFormat> kv_formats;  ///< by attention layer
+  struct TokenBytes {
+    std::size_t plain = 0;   ///< as it comes
+    std::size_t stored = 0;  ///< in the layer's format
+  };
+  std::vector<TokenBytes> kv_bytes;  ///< of one token's KV, by attention layer
 
+  [[nodiscard]] std::vector<std::unique_ptr<kv::RowCache>> row_caches() const;
+  [[nodiscard]] std::vector<std::unique_ptr<kv::BatchCache>> batch_caches(int rows) const;
   /// Most bytes that the KV of a row of `tokens` tokens takes when its prompt comes in pieces of at most `piece`: with
   /// what full layers grow ahead, and no more than a window and a piece for sliding ones.
-  [[nodiscard]] std::size_t row_bytes(std::size_t tokens, std::size_t piece) const;
+  [[nodiscard]] std::size_t row_bytes(std::size_t tokens, std::size_t piece, bool batched) const;
 };
 
 /// Loads `checkpoint` for the stock backend. GGUF files compute in float32, MLX folders in their stored types.
-/// `dense`: expand quantized matrices at load (see ops::StockNumerics). Throws ModelError.
-std::shared_ptr<StockModel> load_stock_model(const Checkpoint& checkpoint, bool dense = false);
+/// `dense`: expand quantized matrices at load (see ops::StockNumerics). Throws ModelError, and Error for a `kv_quant`
+/// that does not fit the layers.
+std::shared_ptr<StockModel> load_stock_model(const Checkpoint& checkpoint, bool dense = false,
+                                             const KvQuant& kv_quant = {});
 
 struct StockOptions {
   std::size_t kv_budget = 0;  ///< bytes that rows may reserve
@@ -80,7 +91,7 @@ class StockForward : public Forward {
   void set_shape_probe(ShapeProbe probe) { shape_probe_ = std::move(probe); }
 
  protected:
-  StockForward(std::shared_ptr<StockModel> model, const StockOptions& options);
+  StockForward(std::shared_ptr<StockModel> model, const StockOptions& options, bool batched);
 
   /// Runs the step's forwards; returns what each sampled.
   virtual std::vector<SampledRows> run(const StepPlan& plan) = 0;
@@ -94,7 +105,7 @@ class StockForward : public Forward {
 
   [[nodiscard]] const StockModel& model() const { return *model_; }
   [[nodiscard]] std::size_t row_bytes(std::size_t tokens) const {
-    return model_->row_bytes(tokens, static_cast<std::size_t>(options_.prefill_step));
+    return model_->row_bytes(tokens, static_cast<std::size_t>(options_.prefill_step), batched_);
   }
   [[nodiscard]] bool joined(RowId row) const { return rows_.contains(row); }
   [[nodiscard]] sample::RowSampler* sampler(RowId row) const { return rows_.at(row).sampler; }
@@ -110,6 +121,7 @@ class StockForward : public Forward {
 
   std::shared_ptr<StockModel> model_;
   StockOptions options_;
+  bool batched_;
   ForwardTraits traits_;
   std::unordered_map<RowId, RowSpec> rows_;
   RowId next_row_ = 0;

@@ -5,7 +5,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include "kv/cache_kinds.h"
 #include "models/stock_forward.h"
 #include "ops/error.h"
 
@@ -84,7 +83,7 @@ struct RowBatch {
 class BatchedStockForward final : public StockForward {
  public:
   BatchedStockForward(std::shared_ptr<StockModel> model, const StockOptions& options)
-      : StockForward(std::move(model), options) {}
+      : StockForward(std::move(model), options, /*batched=*/true) {}
 
  private:
   std::vector<SampledRows> run(const StepPlan& plan) override {
@@ -169,9 +168,7 @@ class BatchedStockForward final : public StockForward {
       if (std::ranges::find(prompts_.rows, part.row) == prompts_.rows.end()) fresh.rows.push_back(part.row);
     }
     if (fresh.empty()) return;
-    for (const ops::AttentionSpec& layer : model().model->attention_layers()) {
-      fresh.layers.push_back(kv::make_batch_cache(layer, static_cast<int>(fresh.rows.size())));
-    }
+    fresh.layers = model().batch_caches(static_cast<int>(fresh.rows.size()));
     prompts_.extend(std::move(fresh));
   }
 

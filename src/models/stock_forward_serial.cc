@@ -3,7 +3,6 @@
 #include <memory>
 #include <utility>
 
-#include "kv/cache_kinds.h"
 #include "models/stock_forward.h"
 #include "ops/error.h"
 
@@ -15,7 +14,7 @@ namespace mx = mlx::core;
 class SerialStockForward final : public StockForward {
  public:
   SerialStockForward(std::shared_ptr<StockModel> model, const StockOptions& options)
-      : StockForward(std::move(model), options) {}
+      : StockForward(std::move(model), options, /*batched=*/false) {}
 
  private:
   struct Row {
@@ -58,11 +57,7 @@ class SerialStockForward final : public StockForward {
 
   Row& state(RowId id) {
     Row& row = states_[id];
-    if (row.layers.empty()) {
-      for (const ops::AttentionSpec& layer : model().model->attention_layers()) {
-        row.layers.push_back(kv::make_row_cache(layer));
-      }
-    }
+    if (row.layers.empty()) row.layers = model().row_caches();
     return row;
   }
 
@@ -70,14 +65,17 @@ class SerialStockForward final : public StockForward {
     return mx::array(tokens.data(), {1, static_cast<int>(tokens.size())}, mx::int32);
   }
 
-  static std::vector<ops::LayerKv*> caches(Row& row) {
-    std::vector<ops::LayerKv*> layers;
-    for (auto& layer : row.layers) layers.push_back(layer.get());
-    return layers;
+  // Logits [1, L, vocab].
+  mx::array advance(Row& row, mx::array tokens) {
+    std::vector<ops::LayerKv*> caches;
+    for (auto& layer : row.layers) caches.push_back(layer.get());
+    mx::array logits = forward(std::move(tokens), std::move(caches), row.layers.front()->size());
+    for (auto& layer : row.layers) layer->settle();
+    return logits;
   }
 
   void prefill(Row& row, std::span<const std::int32_t> tokens) {
-    forward(as_batch(tokens), caches(row), row.layers.front()->size());
+    advance(row, as_batch(tokens));
     std::vector<mx::array> written;
     for (const auto& layer : row.layers) {
       for (mx::array& array : layer->arrays()) written.push_back(std::move(array));
@@ -87,7 +85,7 @@ class SerialStockForward final : public StockForward {
   }
 
   SampledRows step(RowId id, Row& row, mx::array tokens) {
-    const mx::array logits = mx::take(forward(std::move(tokens), caches(row), row.layers.front()->size()), 0, 1);
+    const mx::array logits = mx::take(advance(row, std::move(tokens)), 0, 1);
     // Over all axes, as generate_step does; the batched path reduces over the last one.
     SampledRows picked =
         sample_rows({id}, {sampler(id)}, mx::subtract(logits, mx::logsumexp(logits, /*keepdims=*/true)));

@@ -106,7 +106,19 @@ LEAN = {"B=1, 200 tokens, prompt in chunks", "B=2, 200 tokens", "B=3", "B=8 arou
         "long prompts in chunks join a running batch"}
 
 
-def of(config, names):
-    """The cases for a model of this config: those of these names, or all."""
-    chosen = CASES + (WINDOWED if config.get("sliding_window") else [])
-    return [case for case in chosen if not names or case["name"] in names]
+# With quantized KV.
+QUANTIZED = {"B=1", "B=1, prompt in chunks", "B=3", "joins and leaves"}
+QUANTIZED_LONG = {"B=1, past 256 tokens", "B=2, past 256 tokens"}
+QUANTIZED_WINDOWED = {"B=1, prompt in chunks", "B=1, 200 tokens, prompt in chunks", "B=1, prompt longer by one",
+                      "B=8 around the window", "long prompts in chunks join a running batch"}
+
+
+def of(config, variant):
+    """The cases that this variant runs; `config` says how its text model is made."""
+    windowed = bool(config.get("sliding_window"))
+    chosen = CASES + (WINDOWED if windowed else [])
+    if variant.kv_quant != "off":
+        names = QUANTIZED_WINDOWED if windowed else QUANTIZED if variant.brief else QUANTIZED | QUANTIZED_LONG
+    else:
+        names = LEAN if variant.lean else BRIEF if variant.brief else {case["name"] for case in chosen}
+    return [case for case in chosen if case["name"] in names]

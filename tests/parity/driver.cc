@@ -1,9 +1,9 @@
 // Runs the parity suite's scripts through the server's own Scheduler and SerialLane on the stock rung, and writes every
 // token with its raw log-probabilities.
 //
-//   galley-parity-driver MODEL_FOLDER SCRIPT.json RESULT.bin
+//   galley-parity-driver MODEL_FOLDER SCRIPT.json RESULT.bin KV_QUANT
 //
-// SCRIPT is a list of cases (see cases.py). RESULT is a sequence of records, little-endian:
+// SCRIPT is a list of cases (see cases.py). KV_QUANT: as --kv-quant. RESULT is a sequence of records, little-endian:
 //   int32 case, int32 request, int32 token, int32 bytes, bytes x log-probabilities in the model's own type
 //   int32 case, int32 -1, int32 rows, int32 8, int32 tokens a row, int32 cache columns      for every forward
 #include <mlx/mlx.h>
@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "models/checkpoint.h"
+#include "models/kv_quant.h"
 #include "models/stock_forward.h"
 #include "ops/error.h"
 #include "serve/row.h"
@@ -153,11 +154,12 @@ class Runner {
   std::unordered_map<RowId, mx::array> probed_;  ///< each row's latest log-probabilities
 };
 
-void run(const std::string& folder, const std::string& script, const std::string& result) {
+void run(const std::string& folder, const std::string& script, const std::string& result, const std::string& kv_quant) {
   std::ifstream in(script);
   std::ofstream out(result, std::ios::binary);
   const auto checkpoint = galley::models::open_checkpoint(folder);
-  const auto model = galley::models::load_stock_model(*checkpoint);
+  const auto model = galley::models::load_stock_model(
+      *checkpoint, /*dense=*/false, galley::models::KvQuant::choose(kv_quant, *checkpoint, /*batch=*/1));
   const galley::models::StockOptions options{std::numeric_limits<std::size_t>::max() / 2, 64};
   std::int32_t index = 0;
   for (const json& j : json::parse(in)) {
@@ -172,12 +174,12 @@ void run(const std::string& folder, const std::string& script, const std::string
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) {
-    std::cerr << "usage: galley-parity-driver MODEL_FOLDER SCRIPT.json RESULT.bin\n";
+  if (argc != 5) {
+    std::cerr << "usage: galley-parity-driver MODEL_FOLDER SCRIPT.json RESULT.bin KV_QUANT\n";
     return EXIT_FAILURE;
   }
   try {
-    run(argv[1], argv[2], argv[3]);
+    run(argv[1], argv[2], argv[3], argv[4]);
     return EXIT_SUCCESS;
   } catch (const std::exception& error) {
     std::cerr << "galley-parity-driver: " << error.what() << '\n';

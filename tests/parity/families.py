@@ -130,6 +130,13 @@ class Variant:
     brief: bool = False  # the other variants of the family run the cases that this one leaves out
     lean: bool = False  # runs fewer still
     published: bool = False  # tensors have the names that Gemma's makers give them; mlx-lm renames them as it loads
+    kv_quant: str = "off"  # or 8, 4, config: then the oracle is mlx-optiq
+    kv_config: list = field(default_factory=list)  # (layer, bits, group) for the model's kv_config.json
+
+    @property
+    def kv_group(self):
+        """Of every layer, where kv_quant says how many bits."""
+        return 64 if text_config_of(self)["head_dim"] % 64 == 0 else 32
 
 
 VARIANTS = [
@@ -215,6 +222,20 @@ VARIANTS = [
             family="moe", lean=True),
     Variant("tied bf16, 8-bit g32, 8 of 16", mx.bfloat16, dict(num_experts=16, top_k_experts=8), bits=8, group=32,
             family="moe", lean=True),
+    Variant("tied bf16, KV 8-bit g64", mx.bfloat16, dict(head_dim=64), kv_quant="8"),
+    Variant("untied bf16, 4-bit g64, KV 4-bit g64", mx.bfloat16, dict(head_dim=128, tie_word_embeddings=False), bits=4,
+            group=64, kv_quant="4", brief=True),
+    Variant("tied f32, no GQA, KV 4-bit g32", mx.float32, dict(head_dim=32, num_key_value_heads=4), kv_quant="4", brief=True),
+    Variant("tied f16, 8 q : 1 kv, KV 4-bit g64, plain, 8-bit g32", mx.float16,
+            dict(num_attention_heads=8, num_key_value_heads=1, head_dim=64), kv_quant="config",
+            kv_config=[(0, 4, 64), (2, 8, 32)], brief=True),
+    Variant("tied bf16, KV 8-bit g64", mx.bfloat16, dict(head_dim=64), family="gemma3", kv_quant="8"),
+    Variant("tied f32, 4-bit g32, 8 q : 1 kv, KV 4-bit g32", mx.float32,
+            dict(head_dim=32, num_attention_heads=8, num_key_value_heads=1), bits=4, group=32, family="gemma3",
+            kv_quant="4"),
+    Variant("tied bf16, 3 sliding : 1 full, KV 4-bit g64, plain, 8-bit g32, 8-bit g64", mx.bfloat16,
+            dict(head_dim=64, sliding_window_pattern=4), family="gemma3", kv_quant="config",
+            kv_config=[(0, 4, 64), (2, 8, 32), (3, 8, 64)]),
 ]
 
 
@@ -254,7 +275,8 @@ def _published(weights: dict) -> dict:
 
 
 def build(variant: Variant, folder: Path) -> None:
-    """Writes `variant` into `folder`: config.json and model.safetensors, as mlx-lm's converter lays them out."""
+    """Writes `variant` into `folder`: config.json and model.safetensors, as mlx-lm's converter lays them out, and the
+    kv_config.json that mlx-optiq adds."""
     config = config_of(variant)
     mx.random.seed(7)
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
@@ -285,6 +307,9 @@ def build(variant: Variant, folder: Path) -> None:
     mx.save_safetensors(str(folder / "model.safetensors"), weights,
                         metadata={"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config, indent=1))
+    if variant.kv_config:
+        (folder / "kv_config.json").write_text(json.dumps(
+            [dict(layer_idx=layer, bits=bits, group_size=group) for layer, bits, group in variant.kv_config]))
     # Loading a folder wants a tokenizer; the scripts speak in ids.
     vocabulary = {f"<{token}>": token for token in range(VOCAB)}
     (folder / "tokenizer.json").write_text(json.dumps(dict(

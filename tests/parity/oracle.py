@@ -1,9 +1,14 @@
-"""The right answers: the same scripts run live through mlx-lm's generate_step and BatchGenerator."""
+"""The right answers: the same scripts run live through mlx-lm's generate_step and BatchGenerator, with quantized KV as
+mlx-optiq makes those two quantize it."""
 
+import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, generate_step
+from mlx_lm.models.cache import QuantizedKVCache
 
 
 @dataclass
@@ -29,7 +34,9 @@ class Logged:
         return getattr(self.model, name)
 
     def __call__(self, inputs, cache=None):
-        self.forwards.append((*inputs.shape, cache[0].size()))
+        # mlx-lm's QuantizedKVCache knows no size(): it inherits one that is always 0.
+        columns = cache[0].offset if isinstance(cache[0], QuantizedKVCache) else cache[0].size()
+        self.forwards.append((*inputs.shape, columns))
         return self.model(inputs, cache=cache)
 
 
@@ -37,11 +44,44 @@ def raw(array: mx.array) -> bytes:
     return bytes(memoryview(mx.contiguous(array.view(mx.uint8))))
 
 
-def run_serial(model, case):
+@contextmanager
+def optiq(kv_quant, folder: Path, group):
+    """Has mlx-optiq quantize KV as `optiq serve --no-fused-kv` does it, from the first token on: with --kv-bits 8 or 4,
+    or with --kv-config and the model's own file. Yields what generate_step is to be told."""
+    import mlx_lm.server as server
+    from optiq.runtime.kv.batch import BatchQuantizedKVCache
+    from optiq.serve import _load_kv_config, install_mixed_kv, install_quantized_kv
+    generate = sys.modules["mlx_lm.generate"]
+    patched = [(generate, "maybe_quantize_kv_cache"), (server, "stream_generate"),
+               (server.BatchGenerator, "insert_segments"), (BatchQuantizedKVCache, "merge")]
+    before = [vars(owner)[name] for owner, name in patched]
+    merge = BatchQuantizedKVCache.merge.__func__
+
+    # In 0.7.7 a batch made of empty caches forgets their format and takes 8 bits in groups of 64, whatever was asked.
+    def merge_in_their_format(cls, caches):
+        merged = merge(cls, caches)
+        merged.bits, merged.group_size = caches[0].bits, caches[0].group_size
+        return merged
+
+    BatchQuantizedKVCache.merge = classmethod(merge_in_their_format)
+    try:
+        if kv_quant == "config":
+            install_mixed_kv(_load_kv_config(folder / "kv_config.json"), quantized_kv_start=0)
+            yield dict(kv_bits=8, quantized_kv_start=0)  # the bits are the file's
+        else:
+            install_quantized_kv(int(kv_quant), group, quantized_kv_start=0)
+            yield dict(kv_bits=int(kv_quant), kv_group_size=group, quantized_kv_start=0)
+    finally:
+        for (owner, name), value in zip(patched, before):
+            setattr(owner, name, value)
+        del server.BatchGenerator._optiq_batch_kv_installed
+
+
+def run_serial(model, case, kv):
     emissions = []
     for index, request in enumerate(case["requests"]):
         steps = generate_step(mx.array(request["prompt"]), model, max_tokens=request["max_tokens"],
-                              prefill_step_size=case["prefill_step"])
+                              prefill_step_size=case["prefill_step"], **kv)
         for token, logprobs in steps:
             emissions.append(Emission(index, int(token), raw(logprobs)))
     return emissions
@@ -77,7 +117,15 @@ def run_batch(model, case):
     return emissions
 
 
-def run(model, case):
+def run(model, case, kv=None):
+    """`kv`: what optiq() yielded, inside of it."""
     logged = Logged(model)
-    emissions = run_serial(logged, case) if case["mode"] == "serial" else run_batch(logged, case)
+    emissions = run_serial(logged, case, kv or {}) if case["mode"] == "serial" else run_batch(logged, case)
     return Run(emissions, logged.forwards)
+
+
+def run_all(model, script, variant, folder: Path):
+    if variant.kv_quant == "off":
+        return [run(model, case) for case in script]
+    with optiq(variant.kv_quant, folder, variant.kv_group) as kv:
+        return [run(model, case, kv) for case in script]

@@ -257,5 +257,68 @@ TEST(BatchKvCache, MaskIsAnArrayEvenForOneRowAndOneToken) {
   EXPECT_EQ(cache.mask(1, 0).array->shape(), (mx::Shape{1, 1, 1, 4}));
 }
 
+KeysValues random_pieces(int rows, int columns) {
+  const mx::Shape shape{rows, kHeads, columns, 64};
+  return {mx::random::normal(shape), mx::random::normal(shape)};
+}
+
+bool same(const KeysValues& a, const KeysValues& b) {
+  const auto x = a.arrays(), y = b.arrays();
+  if (x.size() != y.size()) return false;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    if (x[i].dtype() != y[i].dtype() || !mx::array_equal(x[i], y[i]).item<bool>()) return false;
+  }
+  return true;
+}
+
+TEST(QuantizedBatchKvCache, HoldsWhatAPlainOneHoldsQuantizedTokenByToken) {
+  for (const ops::KvFormat format : {ops::KvFormat{8, 64}, ops::KvFormat{4, 64}, ops::KvFormat{4, 32}}) {
+    BatchKvCache plain({0, 0, 0});
+    BatchKvCache quantized({0, 0, 0}, format);
+    const auto both = [&](const auto& f) {
+      f(plain, ops::KvFormat{});
+      f(quantized, format);
+    };
+    const auto write_both = [&](int columns) {
+      const KeysValues fresh = random_pieces(plain.rows(), columns);
+      plain.update_and_fetch(fresh.keys, fresh.values);
+      quantized.update_and_fetch(fresh.keys, fresh.values);
+      for (int row = 0; row < plain.rows(); ++row) {
+        EXPECT_TRUE(same(*quantized.extract(row).buffer(), plain.extract(row).buffer()->quantized(format)));
+      }
+    };
+    both([](BatchKvCache& cache, ops::KvFormat) { cache.prepare({2, 5, 3}, {3, 0, 2}); });
+    write_both(5);
+    both([](BatchKvCache& cache, ops::KvFormat) { cache.finalize(); });
+    write_both(1);
+    const KeysValues other = random_pieces(2, 300);
+    both([&](BatchKvCache& cache, ops::KvFormat own) {
+      BatchKvCache late({0, 0}, own);
+      late.update_and_fetch(other.keys, other.values);
+      cache.extend(late);
+    });
+    write_both(1);
+    both([](BatchKvCache& cache, ops::KvFormat) { cache.filter({3, 1}); });
+    write_both(2);
+    EXPECT_LT(quantized.nbytes() * (format.bits == 8 ? 3U : 5U), plain.nbytes());  // of float32
+  }
+}
+
+TEST(QuantizedKvCache, IsPlainUntilItSettles) {
+  const ops::KvFormat format{4, 64};
+  KvCache plain;
+  KvCache quantized(format);
+  for (const int columns : {5, 1, 300, 1}) {
+    const KeysValues fresh = random_pieces(1, columns);
+    const KeysValues all = plain.update_and_fetch(fresh.keys, fresh.values);
+    const KeysValues found = quantized.update_and_fetch(fresh.keys, fresh.values);
+    EXPECT_TRUE(same(found, columns == 5 ? all : all.quantized(format)));
+    quantized.settle();
+    EXPECT_TRUE(quantized.buffer()->groups.has_value());
+    plain.settle();
+    EXPECT_FALSE(plain.buffer()->groups.has_value());
+  }
+}
+
 }  // namespace
 }  // namespace galley::kv

@@ -196,6 +196,29 @@ TEST(RotatingKvCache, CopiesAreIndependent) {
   EXPECT_EQ(copy.position(), 11);
 }
 
+TEST(QuantizedRotatingKvCache, HoldsWhatAPlainOneHoldsQuantizedTokenByToken) {
+  const ops::KvFormat format{4, 64};
+  const auto same = [](const KeysValues& a, const KeysValues& b) {
+    const auto x = a.arrays(), y = b.arrays();
+    return std::ranges::equal(
+        x, y, [](const mx::array& l, const mx::array& r) { return mx::array_equal(l, r).item<bool>(); });
+  };
+  for (const int keep : {0, 2}) {
+    RotatingKvCache plain(kWindow, keep);
+    RotatingKvCache quantized(kWindow, keep, format);
+    bool first = true;
+    for (const int columns : {3, 1, 1, 7, 1, 12, 1, 1, 1, 1, 1, 1, 1, 1, 1, 5}) {
+      const mx::Shape shape{1, kHeads, columns, 64};
+      const mx::array k = mx::random::normal(shape), v = mx::random::normal(shape);
+      const KeysValues all = plain.update_and_fetch(k, v);
+      EXPECT_TRUE(same(quantized.update_and_fetch(k, v), first ? all : all.quantized(format)));
+      quantized.settle();
+      first = false;
+    }
+    EXPECT_TRUE(same(quantized.in_order(), plain.in_order().quantized(format)));
+  }
+}
+
 // ---- a batch
 
 /// A batch and who its rows are, in order, with how many tokens each has.

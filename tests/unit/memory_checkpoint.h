@@ -134,10 +134,12 @@ class MemoryCheckpoint final : public models::Checkpoint {
   std::function<std::optional<ops::AffineFormat>(const std::string& tensor)> format_of;
   /// Of plain matrices and vectors; the stock backend rounds to it.
   ops::ElementType type = ops::ElementType::f32;
+  /// Where it claims to be.
+  std::filesystem::path place = "memory";
 
   [[nodiscard]] const models::Config& config() const override { return config_; }
   [[nodiscard]] const text::Assets& assets() const override { return assets_; }
-  [[nodiscard]] std::filesystem::path path() const override { return "memory"; }
+  [[nodiscard]] std::filesystem::path path() const override { return place; }
   [[nodiscard]] std::size_t file_bytes() const override { return 0; }
   [[nodiscard]] std::string format() const override { return "memory"; }
   [[nodiscard]] bool has(const std::string&) const override { return true; }

@@ -226,7 +226,7 @@ TEST(StockForward, OneRowsFaultIsItsOwn) {
 }
 
 TEST(StockBudget, ABatchIsAsWideAsItsLongestRow) {
-  const std::size_t token = tiny()->kv_bytes_per_token;
+  const std::size_t token = tiny()->kv_bytes.front().plain * 2;
   EXPECT_EQ(token, 2U * 2U * 2U * 8U * 4U);  // layers, k and v, kv_heads, head_dim, float32
   const auto forward = make(true, 3 * (100 + 256) * token);
   EXPECT_EQ(forward->bytes_for(100), (100 + 256) * token);
@@ -248,7 +248,7 @@ TEST(StockBudget, ABatchIsAsWideAsItsLongestRow) {
 }
 
 TEST(StockBudget, SerialRowsReserveTheirOwnLength) {
-  const std::size_t token = tiny()->kv_bytes_per_token;
+  const std::size_t token = tiny()->kv_bytes.front().plain * 2;
   const auto forward = make(false, kPlenty, 2);
   Client client({1});
   forward->join({10, 10, &client.sampler});
@@ -259,8 +259,15 @@ TEST(StockBudget, SerialRowsReserveTheirOwnLength) {
 }
 
 TEST(StockBudget, WhatIsUsedWasReserved) {
-  for (const bool batched : {false, true}) {
-    const auto forward = make(batched);
+  Config wide = MemoryCheckpoint::tiny_llama();
+  wide.head_dim = 64;
+  const MemoryCheckpoint checkpoint(wide);
+  const auto quantized = load_stock_model(checkpoint, false, KvQuant::choose("4", checkpoint, 1));
+  for (const auto& layer : quantized->kv_bytes) EXPECT_EQ(layer.stored * 32 / 5, layer.plain);  // 4 + 2 * 32 / 64 bits
+  using Lane = std::pair<std::shared_ptr<StockModel>, bool>;
+  for (const auto& [model, batched] :
+       {Lane{tiny(), false}, Lane{tiny(), true}, Lane{quantized, false}, Lane{quantized, true}}) {
+    const auto forward = make(batched, kPlenty, 8, model);
     Client a(Tokens(250, 7));
     Client b(Tokens(5, 9));
     a.id = forward->join({250, 30, &a.sampler});

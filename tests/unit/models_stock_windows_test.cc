@@ -61,10 +61,12 @@ TEST(StockWindows, BatchedRowsAnswerLikeRowsAlone) {
 }
 
 TEST(StockWindows, ARingWeighsItsWindowAndAPiece) {
-  ASSERT_EQ(tiny()->kv_bytes, std::vector<std::size_t>(4, kLayerToken));
-  EXPECT_EQ(tiny()->row_bytes(1000, 64), kLayerToken * ((1000 + 256) + 3 * (kWindow + 64)));
-  EXPECT_EQ(tiny()->row_bytes(10, 64), kLayerToken * ((10 + 256) + 3 * (kWindow + 10)));
-  const StockOptions options{.kv_budget = tiny()->row_bytes(1000, 64), .max_rows = 4, .prefill_step = 64};
+  for (const auto& layer : tiny()->kv_bytes) ASSERT_EQ(layer.plain, kLayerToken);
+  for (const bool batched : {false, true}) {
+    EXPECT_EQ(tiny()->row_bytes(1000, 64, batched), kLayerToken * ((1000 + 256) + 3 * (kWindow + 64)));
+    EXPECT_EQ(tiny()->row_bytes(10, 64, batched), kLayerToken * ((10 + 256) + 3 * (kWindow + 10)));
+  }
+  const StockOptions options{.kv_budget = tiny()->row_bytes(1000, 64, true), .max_rows = 4, .prefill_step = 64};
   const auto forward = make_batched_stock_forward(tiny(), options);
   EXPECT_EQ(forward->bytes_for(1000), options.kv_budget);
   EXPECT_EQ(forward->max_row_tokens(), 1000);
