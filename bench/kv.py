@@ -37,7 +37,7 @@ CONTEXT = 4096
 BUDGET_GB = 1.0
 GAP_ROWS, GAP_PROMPT = 4, 8000
 # Flags of each type of KV, the plainest first: the others are compared with it.
-KV_TYPES = {"bf16": ["--kv-dtype", "bf16"], "8-bit": ["--kv-quant", "8"], "4-bit": ["--kv-quant", "4"]}
+KV_TYPES = {"f32": ["--kv-dtype", "f32"], "f16": ["--kv-dtype", "f16"]}
 
 
 def words(count: int, seed: int) -> str:
