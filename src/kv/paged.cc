@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ranges>
 #include <stdexcept>
 
 namespace galley::kv {
@@ -109,7 +110,7 @@ void PagedRow::grow(BlockPool& pool, int n) {
 }
 
 void PagedRow::release(BlockPool& pool) {
-  for (auto block = table_.rbegin(); block != table_.rend(); ++block) pool.release(*block);
+  for (const std::int32_t block : std::views::reverse(table_)) pool.release(block);
   pool.unreserve(reserved_);
   table_.clear();
   reserved_ = 0;
