@@ -181,7 +181,8 @@ def test_a_common_beginning_is_computed_once(server: Server) -> None:
 
     first = ask("Where are the maps?")
     length = first.usage.prompt_tokens
-    assert length > 300 and first.usage.prompt_tokens_details.cached_tokens == 0
+    # Other tests' prompts may have begun with the template's first words, too.
+    assert length > 300 and first.usage.prompt_tokens_details.cached_tokens < 32
     again = ask("Where are the maps?")
     assert again.usage.prompt_tokens_details.cached_tokens == length - 1
     assert again.choices[0].message.content == first.choices[0].message.content
