@@ -184,7 +184,8 @@ def test_a_common_beginning_is_computed_once(server: Server) -> None:
     # Other tests' prompts may have begun with the template's first words, too.
     assert length > 300 and first.usage.prompt_tokens_details.cached_tokens < 32
     again = ask("Where are the maps?")
-    assert again.usage.prompt_tokens_details.cached_tokens == length - 1
+    # Whole blocks at least; the rest of the last one if what followed it has filled it.
+    assert (length - 1) // 32 * 32 <= again.usage.prompt_tokens_details.cached_tokens < length
     assert again.choices[0].message.content == first.choices[0].message.content
     other = ask("Where are the atlases?")
     assert 300 < other.usage.prompt_tokens_details.cached_tokens < other.usage.prompt_tokens
