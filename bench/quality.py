@@ -10,7 +10,10 @@ handful of such positions moves the mean by a fifth. So means are compared withi
 Both see the same tokens in the same windows: each of CONTEXT tokens, scored on its second half, as llama-perplexity
 does. The tokens come from llama.cpp's file of base logits, so that no tokenizer can make a difference.
 
-    bench/quality.py [--check] [--json]       --check: exit 1 if galley is worse than llama.cpp
+    bench/quality.py [--check] [--json] [--kv-quant 8 4]
+
+--check: exit 1 if galley is worse than llama.cpp. --kv-quant: a line for each setting of that flag, which shows what
+quantized KV costs, against the same kernels on bf16 KV.
 """
 
 from __future__ import annotations
@@ -81,14 +84,17 @@ def llama_figures(peer: pathlib.Path, model: pathlib.Path, base: pathlib.Path, t
 # galley ------------------------------------------------------------------------------------------------------------
 
 
-def galley_logits(binary: pathlib.Path, model: pathlib.Path, window: np.ndarray, kernels: str) -> np.ndarray:
+# --dense: the same numbers, much faster than MLX's quantized CPU kernel.
+STOCK = ["--kernels", "stock", "--dense", "--kv-quant", "off"]
+FUSED = ["--kernels", "fused", "--kv-quant", "off"]
+
+
+def galley_logits(binary: pathlib.Path, model: pathlib.Path, window: np.ndarray, flags: list[str]) -> np.ndarray:
     """Logits [CONTEXT, vocabulary] of one window, float32."""
     with tempfile.TemporaryDirectory() as folder:
         tokens, out = pathlib.Path(folder, "tokens.txt"), pathlib.Path(folder, "logits.f32")
         tokens.write_text(" ".join(map(str, window)) + "\n")
-        # Stock on weights expanded to fp32: the same numbers, and much faster than MLX's quantized CPU kernel.
-        dense = ["--dense"] if kernels == "stock" else []
-        run([binary, "logits", "--model", model, "--tokens", tokens, "--out", out, "--kernels", kernels, *dense])
+        run([binary, "logits", "--model", model, "--tokens", tokens, "--out", out, *flags])
         return np.fromfile(out, dtype="<f4").reshape(len(window), -1)
 
 
@@ -97,13 +103,14 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def galley_figures(binary: pathlib.Path, model: pathlib.Path, windows: np.ndarray) -> dict[str, float]:
+def galley_figures(binary: pathlib.Path, model: pathlib.Path, windows: np.ndarray, right: list[str],
+                   fast: list[str]) -> dict[str, float]:
+    """How far a run with the flags `fast` is from one with the flags `right`."""
     divergence, same, loss, base_loss = [], [], [], []
     for window in windows:
         scored = slice(CONTEXT // 2, CONTEXT - 1)
         following = window[CONTEXT // 2 + 1:]
-        base, fused = (log_softmax(galley_logits(binary, model, window, kernels)[scored])
-                       for kernels in ("stock", "fused"))
+        base, fused = (log_softmax(galley_logits(binary, model, window, flags)[scored]) for flags in (right, fast))
         divergence += list((np.exp(base) * (base - fused)).sum(axis=-1))
         same += list(base.argmax(axis=-1) == fused.argmax(axis=-1))
         rows = np.arange(len(following))
@@ -122,12 +129,17 @@ def main() -> None:
     parser.add_argument("--peer", type=pathlib.Path, default=ROOT / ".cache" / "peer" / "llama" / "bin")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--check", action="store_true", help="exit 1 if galley is worse than llama.cpp")
+    parser.add_argument("--kv-quant", nargs="+", default=[], choices=["8", "4", "config"], help="measure these too")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
 
     base = llama_base(arguments.peer, arguments.model, ROOT / ".cache" / "quality", arguments.threads)
-    figures = {"galley": galley_figures(arguments.galley, arguments.model, base_windows(base)),
+    windows = base_windows(base)
+    figures = {"galley": galley_figures(arguments.galley, arguments.model, windows, STOCK, FUSED),
                "llama.cpp": llama_figures(arguments.peer, arguments.model, base, arguments.threads)}
+    for setting in arguments.kv_quant:
+        figures[f"KV {setting}"] = galley_figures(arguments.galley, arguments.model, windows, [*FUSED, "--kv-dtype", "bf16"],
+                                                  ["--kernels", "fused", "--kv-dtype", "bf16", "--kv-quant", setting])
 
     print(f"{'':12}{'KL a token':>12}{'+-':>9}{'median':>10}{'same top-1':>12}{'perplexity':>12}{'its fp32':>10}")
     for name, row in figures.items():

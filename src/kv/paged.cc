@@ -9,9 +9,14 @@ namespace galley::kv {
 
 namespace {
 
-kernels::PagedKv layer_view(const ops::AttentionSpec& layer, kernels::KvElement element, int block_tokens) {
+kernels::PagedKv layer_view(const ops::AttentionSpec& layer, kernels::KvElement element, ops::KvFormat format,
+                            int block_tokens) {
   kernels::PagedKv view;
   view.element = element;
+  if (format.quantized()) {
+    view.element = format.bits == 8 ? kernels::KvElement::code8 : kernels::KvElement::code4;
+    view.group = format.group;
+  }
   view.kv_heads = layer.kv_heads;
   view.head_dim = layer.head_dim;
   view.block_tokens = block_tokens;
@@ -19,24 +24,34 @@ kernels::PagedKv layer_view(const ops::AttentionSpec& layer, kernels::KvElement 
   return view;
 }
 
+std::vector<kernels::PagedKv> views_of(std::span<const ops::AttentionSpec> layers, kernels::KvElement element,
+                                       int block_tokens, std::span<const ops::KvFormat> formats) {
+  std::vector<kernels::PagedKv> views;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    views.push_back(layer_view(layers[i], element, formats.empty() ? ops::KvFormat{} : formats[i], block_tokens));
+  }
+  return views;
+}
+
 }  // namespace
 
 std::size_t PagedKv::block_bytes(std::span<const ops::AttentionSpec> layers, kernels::KvElement element,
-                                 int block_tokens) {
+                                 int block_tokens, std::span<const ops::KvFormat> formats) {
   std::size_t bytes = 0;
-  for (const ops::AttentionSpec& layer : layers) bytes += layer_view(layer, element, block_tokens).block_stride;
+  for (const kernels::PagedKv& view : views_of(layers, element, block_tokens, formats)) bytes += view.block_stride;
   return bytes;
 }
 
 PagedKv::PagedKv(std::span<const ops::AttentionSpec> layers, kernels::KvElement element, std::size_t budget_bytes,
-                 int block_tokens)
-    : block_bytes_(block_bytes(layers, element, block_tokens)),
+                 int block_tokens, std::span<const ops::KvFormat> formats)
+    : block_bytes_(block_bytes(layers, element, block_tokens, formats)),
       pool_(static_cast<int>(std::min<std::size_t>(budget_bytes / block_bytes_, 1U << 26U)), block_tokens) {
   regions_.reserve(layers.size());
   layers_.resize(layers.size());
+  const std::vector<kernels::PagedKv> views = views_of(layers, element, block_tokens, formats);
   for (std::size_t i = 0; i < layers.size(); ++i) {
     kernels::PagedKv& view = layers_[i].view;
-    view = layer_view(layers[i], element, block_tokens);
+    view = views[i];
     regions_.emplace_back(view.block_stride * static_cast<std::size_t>(pool_.total()));
     view.data = regions_.back().data();
     pointers_.push_back(&layers_[i]);

@@ -1,5 +1,6 @@
 // Paged KV: fixed-size blocks in one region a layer, found through a row's block table. Rows join and leave without
-// copying. Engine thread only, but for the memory itself, which only MLX stream tasks touch.
+// copying. Numbers are stored as they come, in a 16- or 32-bit type, or quantized token by token, layer by layer.
+// Engine thread only, but for the memory itself, which only MLX stream tasks touch.
 //
 // The regions are reserved address space: a page becomes resident when a block in it is first written.
 #pragma once
@@ -12,6 +13,7 @@
 #include "ops/fused/paged_layer.h"
 #include "ops/kernels/memory.h"
 #include "ops/kernels/paged_kv.h"
+#include "ops/kv_format.h"
 #include "ops/ops.h"
 
 namespace galley::kv {
@@ -22,8 +24,9 @@ class PagedKv {
   static constexpr int kBlockTokens = 32;
 
   /// `block_tokens`: a multiple of 16. As many as a row may hold make the KV contiguous, a block a row.
+  /// `element`: f16, bf16 or f32, of layers that `formats` (one a layer, or none at all) does not quantize.
   PagedKv(std::span<const ops::AttentionSpec> layers, kernels::KvElement element, std::size_t budget_bytes,
-          int block_tokens = kBlockTokens);
+          int block_tokens = kBlockTokens, std::span<const ops::KvFormat> formats = {});
 
   /// Bytes of one block over all layers.
   [[nodiscard]] std::size_t block_bytes() const { return block_bytes_; }
@@ -37,9 +40,9 @@ class PagedKv {
   void copy_out(std::int32_t block, std::span<std::byte> bytes) const;
   void copy_in(std::int32_t block, std::span<const std::byte> bytes);
 
-  /// Bytes of a block over `layers` for elements of this kind: what a budget is divided by.
+  /// Bytes of a block over `layers` for numbers stored so: what a budget is divided by.
   static std::size_t block_bytes(std::span<const ops::AttentionSpec> layers, kernels::KvElement element,
-                                 int block_tokens = kBlockTokens);
+                                 int block_tokens = kBlockTokens, std::span<const ops::KvFormat> formats = {});
 
  private:
   std::size_t block_bytes_;

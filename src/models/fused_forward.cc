@@ -17,7 +17,7 @@ FusedForward::FusedForward(std::shared_ptr<ops::FusedOps> ops, std::shared_ptr<c
       contiguous_(options.contiguous_tokens > 0),
       sharing_(ops_->invariant() && !contiguous_),
       kv_(model_->attention_layers(), options.kv_element, options.kv_budget_bytes,
-          contiguous_ ? options.contiguous_tokens : kv::PagedKv::kBlockTokens),
+          contiguous_ ? options.contiguous_tokens : kv::PagedKv::kBlockTokens, options.kv_formats),
       index_(kv_.pool()) {
   if (options.prompt_cache_bytes) {
     const std::size_t blocks = *options.prompt_cache_bytes / kv_.block_bytes();

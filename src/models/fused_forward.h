@@ -20,7 +20,7 @@ namespace galley::models {
 
 struct FusedForwardOptions {
   std::size_t kv_budget_bytes = 0;
-  kernels::KvElement kv_element = kernels::KvElement::f16;
+  kernels::KvElement kv_element = kernels::KvElement::f16;  ///< of layers that are not quantized
   /// Bytes of the budget that blocks held by no row may keep for prompts to come. Absent: all; 0: none.
   std::optional<std::size_t> prompt_cache_bytes = {};
   /// Not 0: contiguous KV. A row's is one piece with room for so many tokens (a multiple of 16), nothing is shared, and
@@ -28,6 +28,7 @@ struct FusedForwardOptions {
   int contiguous_tokens = 0;
   /// Where blocks outlive the process; its block_bytes are those of this forward's pool.
   std::optional<kv::PrefixStore> prefix_store = {};
+  std::vector<ops::KvFormat> kv_formats = {};  ///< one a layer; empty: nothing is quantized
 };
 
 class FusedForward final : public Forward {

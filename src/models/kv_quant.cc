@@ -88,14 +88,14 @@ std::vector<ops::KvFormat> KvQuant::formats(std::span<const ops::AttentionSpec> 
   return formats;
 }
 
-std::string describe(std::span<const ops::KvFormat> formats) {
+std::string describe(std::span<const ops::KvFormat> formats, const std::string& plain) {
   std::map<int, int> layers;
   for (const ops::KvFormat& format : formats) ++layers[format.bits];
-  if (layers.size() == 1 && layers.contains(0)) return {};
+  if (layers.empty()) return plain;
   std::string text;
   for (const auto& [bits, count] : layers) {
     if (!text.empty()) text += ", ";
-    text += bits == 0 ? "plain" : std::to_string(bits) + "-bit";
+    text += bits == 0 ? plain : std::to_string(bits) + "-bit";
     if (layers.size() > 1) text += " in " + std::to_string(count) + (count == 1 ? " layer" : " layers");
   }
   return text;

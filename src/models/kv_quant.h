@@ -40,7 +40,8 @@ class KvQuant {
   std::filesystem::path file_;  ///< where they come from
 };
 
-/// For people: "8-bit", "4-bit in 20 layers, 8-bit in 10", "" when nothing is quantized.
-std::string describe(std::span<const ops::KvFormat> formats);
+/// For people: "8-bit", "f16 in 20 layers, 4-bit in 10 layers". `plain`: what to call layers that are not quantized;
+/// all of them when `formats` is empty.
+std::string describe(std::span<const ops::KvFormat> formats, const std::string& plain);
 
 }  // namespace galley::models

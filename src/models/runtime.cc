@@ -81,7 +81,8 @@ int context_of(const Checkpoint& checkpoint, const RuntimeOptions& options) {
 
 /// The store of blocks whose every bit these choices decide.
 std::optional<kv::PrefixStore> open_prefix_store(const Checkpoint& checkpoint, const RuntimeOptions& options,
-                                                 const ops::FusedOps& ops, std::size_t block, std::size_t budget) {
+                                                 const ops::FusedOps& ops, std::span<const ops::KvFormat> formats,
+                                                 std::size_t block, std::size_t budget) {
   if (options.prompt_cache_dir.empty()) return {};
   if (!ops.invariant()) {
     throw Error(400, "--prompt-cache-dir needs every fused op switched on: otherwise KV depends on who shares a batch",
@@ -89,48 +90,51 @@ std::optional<kv::PrefixStore> open_prefix_store(const Checkpoint& checkpoint, c
   }
   // Raise the number whenever a change to the kernels or to the blocks' layout changes a bit of them.
   constexpr int kNumerics = 1;
+  std::string kv = options.kv_dtype;
+  for (const ops::KvFormat& format : formats) kv += fmt::format(",{}/{}", format.bits, format.group);
   const std::string identity =
-      fmt::format("model {} kv {} block {} tokens, {} bytes isa {} numerics {}", fingerprint(checkpoint.path()),
-                  options.kv_dtype, kv::PagedKv::kBlockTokens, block, ops.isa().name, kNumerics);
+      fmt::format("model {} kv {} block {} tokens, {} bytes isa {} numerics {}", fingerprint(checkpoint.path()), kv,
+                  kv::PagedKv::kBlockTokens, block, ops.isa().name, kNumerics);
   return kv::PrefixStore({options.prompt_cache_dir, identity, block, budget, options.warn});
-}
-
-// Of the default, a model's kv_config.json, the paged pool makes nothing either.
-void refuse_quantized(const RuntimeOptions& options) {
-  if (options.kv_quant.empty() || options.kv_quant == "off") return;
-  throw Error(400, "--kv-quant " + options.kv_quant + " needs --kernels stock", "", "kv-quant");
 }
 
 struct Fused {
   std::shared_ptr<ops::FusedOps> ops;
   std::shared_ptr<FusedForward> forward;
   std::size_t budget = 0;
+  std::vector<ops::KvFormat> kv_formats;
 };
 
-Fused make_fused(const Checkpoint& checkpoint, const RuntimeOptions& options, int context) {
+Fused make_fused(const Checkpoint& checkpoint, const RuntimeOptions& options, const KvQuant& kv_quant, int context) {
   const int threads = options.threads > 0 ? options.threads : usable_processors();
   auto ops =
       std::make_shared<ops::FusedOps>(kernels::select_isa(options.isa), threads, switches_of(options.switched_off));
   std::shared_ptr<const Model> model = load_model(checkpoint, *ops);
   checkpoint.release_pages();
   const kernels::KvElement element = kv_element_of(options.kv_dtype);
+  const std::vector<ops::KvFormat> formats =
+      kv_quant.off() ? std::vector<ops::KvFormat>{} : kv_quant.formats(model->attention_layers());
   const bool contiguous = options.kv_layout == "contiguous";
   if (contiguous && !options.prompt_cache_dir.empty()) {
     throw Error(400, "--prompt-cache-dir needs --kv paged: contiguous rows share nothing", "", "prompt-cache-dir");
   }
   constexpr int kUnit = kernels::kKeyGroup;
   const int block_tokens = contiguous ? (context + kUnit - 1) / kUnit * kUnit : kv::PagedKv::kBlockTokens;
-  const std::size_t block = kv::PagedKv::block_bytes(model->attention_layers(), element, block_tokens);
+  const std::size_t block = kv::PagedKv::block_bytes(model->attention_layers(), element, block_tokens, formats);
   const auto blocks_a_row = static_cast<std::size_t>((context + block_tokens - 1) / block_tokens);
   const std::size_t budget = budget_of(options, block * blocks_a_row * static_cast<std::size_t>(options.batch));
   if (budget < block) {
     throw Error(400, fmt::format("--kv-budget: {} bytes don't hold one KV block of {} bytes", budget, block), "",
                 "kv-budget");
   }
-  FusedForwardOptions forward_options{budget, element, options.prompt_cache_bytes, contiguous ? block_tokens : 0,
-                                      open_prefix_store(checkpoint, options, *ops, block, budget)};
+  FusedForwardOptions forward_options{budget,
+                                      element,
+                                      options.prompt_cache_bytes,
+                                      contiguous ? block_tokens : 0,
+                                      open_prefix_store(checkpoint, options, *ops, formats, block, budget),
+                                      formats};
   auto forward = std::make_shared<FusedForward>(ops, std::move(model), std::move(forward_options));
-  return {std::move(ops), std::move(forward), budget};
+  return {std::move(ops), std::move(forward), budget, formats};
 }
 
 }  // namespace
@@ -140,8 +144,7 @@ Runtime make_runtime(const Checkpoint& checkpoint, const RuntimeOptions& options
   runtime.context = context_of(checkpoint, options);
   const KvQuant kv_quant = KvQuant::choose(options.kv_quant, checkpoint, options.batch);
   if (options.fused) {
-    refuse_quantized(options);
-    const Fused fused = make_fused(checkpoint, options, runtime.context);
+    const Fused fused = make_fused(checkpoint, options, kv_quant, runtime.context);
     runtime.serial = fused.forward;
     if (options.batch > 1) runtime.batched = fused.forward;
     runtime.kernels = "fused";
@@ -151,9 +154,10 @@ Runtime make_runtime(const Checkpoint& checkpoint, const RuntimeOptions& options
     runtime.weight_bytes = fused.ops->weight_bytes();
     runtime.max_row_tokens = fused.forward->max_row_tokens();
     const KvUsage usage = fused.forward->kv();
-    runtime.kv_plan = fmt::format(
-        "{} {}, {} blocks of {} tokens, {:.2f} GB budget", options.kv_layout == "contiguous" ? "contiguous" : "paged",
-        options.kv_dtype, usage.blocks_total, usage.block_tokens, static_cast<double>(usage.budget_bytes) / 1e9);
+    runtime.kv_plan = fmt::format("{} {}, {} blocks of {} tokens, {:.2f} GB budget",
+                                  options.kv_layout == "contiguous" ? "contiguous" : "paged",
+                                  describe(fused.kv_formats, options.kv_dtype), usage.blocks_total, usage.block_tokens,
+                                  static_cast<double>(usage.budget_bytes) / 1e9);
     return runtime;
   }
   if (!options.switched_off.empty()) throw Error(400, "--fused-OP switches need --kernels fused");
@@ -178,8 +182,7 @@ Runtime make_runtime(const Checkpoint& checkpoint, const RuntimeOptions& options
   runtime.kernels = "stock";
   runtime.isa = "mlx";
   runtime.threads = usable_processors();
-  const std::string quantized = describe(model->kv_formats);
-  runtime.kv_plan = fmt::format("contiguous{}{}, {:.2f} GB budget", quantized.empty() ? "" : " ", quantized,
+  runtime.kv_plan = fmt::format("contiguous {}, {:.2f} GB budget", describe(model->kv_formats, "plain"),
                                 static_cast<double>(budget) / 1e9);
   return runtime;
 }
@@ -187,15 +190,12 @@ Runtime make_runtime(const Checkpoint& checkpoint, const RuntimeOptions& options
 std::vector<float> prompt_logits(const Checkpoint& checkpoint, const RuntimeOptions& options,
                                  const std::vector<std::int32_t>& tokens) {
   const int context = std::max(context_of(checkpoint, options), static_cast<int>(tokens.size()));
-  if (options.fused) {
-    refuse_quantized(options);
-    return make_fused(checkpoint, options, context + 1).forward->prompt_logits(tokens);
-  }
+  const KvQuant kv_quant = KvQuant::choose(options.kv_quant, checkpoint, options.batch);
+  if (options.fused) return make_fused(checkpoint, options, kv_quant, context + 1).forward->prompt_logits(tokens);
 
   namespace mx = mlx::core;
   constexpr std::size_t kChunk = 64;
-  const auto stock =
-      load_stock_model(checkpoint, options.dense, KvQuant::choose(options.kv_quant, checkpoint, options.batch));
+  const auto stock = load_stock_model(checkpoint, options.dense, kv_quant);
   const auto caches = stock->row_caches();
   std::vector<ops::LayerKv*> layers;
   for (const auto& cache : caches) layers.push_back(cache.get());

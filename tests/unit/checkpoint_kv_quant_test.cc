@@ -66,8 +66,8 @@ TEST(KvQuantChoice, TheModelsOwnFile) {
   EXPECT_EQ(KvQuant::choose("config", checkpoint, 16).formats(dims), expected);
   EXPECT_TRUE(KvQuant::choose("", checkpoint, 2).off()) << "batches are plain unless asked";
   EXPECT_TRUE(KvQuant::choose("off", checkpoint, 1).off());
-  EXPECT_EQ(describe(expected), "plain in 2 layers, 4-bit in 1 layer, 8-bit in 1 layer");
-  EXPECT_EQ(describe(KvQuant().formats(dims)), "");
+  EXPECT_EQ(describe(expected, "plain"), "plain in 2 layers, 4-bit in 1 layer, 8-bit in 1 layer");
+  EXPECT_EQ(describe(KvQuant().formats(dims), "f16"), "f16");
   expect_words(refusal([&] {
                  return KvQuant::choose("config", checkpoint, 1).formats(layers({64, 64, 64, 96}));
                }),

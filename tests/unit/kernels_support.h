@@ -10,6 +10,7 @@
 
 #include "ops/kernels/half.h"
 #include "ops/kernels/kernels.h"
+#include "ops/kernels/kv_numbers.h"
 #include "ops/weights.h"
 
 namespace galley::kernels::test {
@@ -188,8 +189,9 @@ inline std::vector<std::uint32_t> row_bits(const Activations& a, int row) {
 /// A pool of blocks full of NaN bits, and block tables that scatter a sequence over it.
 class TestPool {
  public:
-  TestPool(KvElement element, int kv_heads, int head_dim, int block_tokens, int blocks) {
+  TestPool(KvElement element, int kv_heads, int head_dim, int block_tokens, int blocks, int group = 0) {
     kv.element = element;
+    kv.group = group != 0 ? group : head_dim % 64 == 0 ? 64 : 32;
     kv.kv_heads = kv_heads;
     kv.head_dim = head_dim;
     kv.block_tokens = block_tokens;
@@ -208,19 +210,13 @@ class TestPool {
     }
     return t;
   }
-  float load(const std::byte* base, std::size_t index) const {
-    if (kv.element == KvElement::f32) return reinterpret_cast<const float*>(base)[index];
-    const std::uint16_t h = reinterpret_cast<const std::uint16_t*>(base)[index];
-    return kv.element == KvElement::f16 ? half_to_float(h) : bfloat_to_float(h);
-  }
   float key(const std::int32_t* table, int position, int head, int d) const {
-    const int slot = position % kv.block_tokens;
-    return load(kv.keys(table[position / kv.block_tokens], head),
-                static_cast<std::size_t>((slot / 16 * kv.head_dim + d) * 16 + slot % 16));
+    const std::byte* run = kv.keys(table[position / kv.block_tokens], head, position % kv.block_tokens);
+    return kv_number(kv, run, KvPart::keys, position % 16, d);
   }
   float value(const std::int32_t* table, int position, int head, int d) const {
-    return load(kv.values(table[position / kv.block_tokens], head),
-                static_cast<std::size_t>(position % kv.block_tokens * kv.head_dim + d));
+    const std::byte* run = kv.values(table[position / kv.block_tokens], head, position % kv.block_tokens);
+    return kv_number(kv, run, KvPart::values, position % 16, d);
   }
   PagedKv kv;
 

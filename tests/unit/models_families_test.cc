@@ -33,11 +33,13 @@ struct Family {
   std::string name;
   std::optional<ops::AffineFormat> weights;  ///< nullopt: plain float32
   bool mixed = false;                        ///< some tensors in other formats, within a layer too
+  bool quantized_kv = false;                 ///< layers at 4, 8 and 4 bits
 };
 
 void PrintTo(const Family& family, std::ostream* out) {
   *out << family.name;
   if (family.weights) *out << " " << family.weights->bits << "-bit, groups of " << family.weights->group;
+  if (family.quantized_kv) *out << ", quantized KV";
 }
 
 Config config_of(const Family& family) {
@@ -52,6 +54,7 @@ Config config_of(const Family& family) {
   config.heads = 4;
   config.kv_heads = 2;
   config.head_dim = family.name == "qwen2" ? 32 : 48;
+  if (family.quantized_kv) config.head_dim = family.name == "qwen3" ? 96 : 64;  // groups of 32 and of 64
   config.intermediate = 192;
   config.vocab = 160;
   config.context = 512;
@@ -99,8 +102,14 @@ class Families : public ::testing::TestWithParam<Family> {
     const MemoryCheckpoint checkpoint = checkpoint_of(family);
     auto ops = std::make_shared<ops::FusedOps>(kernels::select_isa(isa), threads);
     std::shared_ptr<const Model> model = load_model(checkpoint, *ops);
-    return std::make_unique<FusedForward>(std::move(ops), std::move(model),
-                                          FusedForwardOptions{40'000'000, kernels::KvElement::f16});
+    FusedForwardOptions options{40'000'000, kernels::KvElement::f16};
+    if (family.quantized_kv) {
+      for (const ops::AttentionSpec& layer : model->attention_layers()) {
+        const auto i = options.kv_formats.size();
+        options.kv_formats.push_back({i % 2 == 0 ? 4 : 8, layer.head_dim % 64 == 0 && i % 3 == 0 ? 64 : 32});
+      }
+    }
+    return std::make_unique<FusedForward>(std::move(ops), std::move(model), std::move(options));
   }
 };
 
@@ -164,7 +173,8 @@ TEST_P(Families, FusedIsCloseToStockWithEachOpOnAndOff) {
   const std::vector<float> stock = prompt_logits(checkpoint, options, prompt);
   options.fused = true;
   // Plain weights multiply fp32 activations: rounding alone. Quantized ones multiply int8 activations.
-  const double bound = GetParam().weights ? 0.02 : 1e-6;
+  const double bound = GetParam().weights || GetParam().quantized_kv ? 0.02 : 1e-6;
+  if (GetParam().quantized_kv) options.kv_quant = "8";
   std::vector<std::vector<std::string>> cases{{}, kFusedOpNames};
   for (const std::string& op : kFusedOpNames) cases.push_back({op});
   for (const std::string& isa : kernels::supported_isas()) {
@@ -318,12 +328,13 @@ INSTANTIATE_TEST_SUITE_P(
                       Family{"qwen2", {{4, 32}}}, Family{"qwen2", {{4, 64}}, true}, Family{"qwen3", std::nullopt},
                       Family{"qwen3", {{4, 64}}}, Family{"qwen3", {{8, 32}}}, Family{"qwen3", {{4, 32}}, true},
                       Family{"qwen3_moe", std::nullopt}, Family{"qwen3_moe", {{4, 32}}},
-                      Family{"qwen3_moe", {{4, 64}}, true}),
+                      Family{"qwen3_moe", {{4, 64}}, true}, Family{"llama", {{4, 32}}, false, true},
+                      Family{"gemma3", std::nullopt, false, true}, Family{"qwen3", {{8, 32}}, false, true}),
     [](const auto& p) {
       const auto& w = p.param.weights;
       return p.param.name +
              (w ? "_" + std::to_string(w->bits) + "bit_g" + std::to_string(w->group) : std::string("_f32")) +
-             (p.param.mixed ? "_mixed" : "");
+             (p.param.mixed ? "_mixed" : "") + (p.param.quantized_kv ? "_kv" : "");
     });
 
 }  // namespace

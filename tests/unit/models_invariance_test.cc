@@ -35,13 +35,13 @@ std::vector<std::int32_t> prompt_of(int length, int salt) {
 
 class Invariance : public ::testing::TestWithParam<std::string> {
  protected:
-  std::unique_ptr<FusedForward> forward(int threads) {
+  std::unique_ptr<FusedForward> forward(int threads, const std::vector<ops::KvFormat>& kv = {}) {
     EXPECT_TRUE(std::filesystem::exists(kModel)) << "the default model is missing; run: make model";
     const auto checkpoint = open_checkpoint(kModel);
     auto ops = std::make_shared<ops::FusedOps>(kernels::select_isa(GetParam()), threads);
     std::shared_ptr<const Model> model = load_model(*checkpoint, *ops);
     return std::make_unique<FusedForward>(std::move(ops), std::move(model),
-                                          FusedForwardOptions{400'000'000, kernels::KvElement::f16});
+                                          FusedForwardOptions{400'000'000, kernels::KvElement::f16, {}, 0, {}, kv});
   }
   /// The scalar reference is some hundred times slower: shorter texts, the same cases.
   [[nodiscard]] bool slow() const { return GetParam() == "scalar"; }
@@ -80,6 +80,26 @@ TEST_P(Invariance, AloneInABatchChunkedAndThreaded) {
     }
     EXPECT_EQ(f->kv().used_bytes, 0U);
     EXPECT_EQ(f->kv().reserved_bytes, 0U);
+  }
+}
+
+TEST_P(Invariance, OnQuantizedKvToo) {
+  if (slow()) GTEST_SKIP() << "covered by the kernels' and the families' tests; the scalar reference is too slow";
+  std::vector<ops::KvFormat> formats;
+  for (int layer = 0; layer < 30; ++layer) {
+    formats.push_back(layer % 4 == 0 ? ops::KvFormat{8, 64} : ops::KvFormat{layer % 4 == 3 ? 0 : 4, layer % 4 * 32});
+  }
+  const std::vector<Script> all = scripts();
+  const auto one = forward(1, formats);
+  std::vector<Said> alone;
+  for (Script script : all) {
+    script.arrival = 0;
+    alone.push_back(run(*one, {script}, 512).front());
+  }
+  const auto two = forward(2, formats);
+  for (const int chunk : {512, 7}) {
+    const std::vector<Said> together = run(*two, all, chunk);
+    for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(together[i], alone[i]) << "row " << i << ", " << chunk;
   }
 }
 

@@ -19,17 +19,23 @@ using Tokens = std::vector<std::int32_t>;
 
 constexpr std::size_t kBudget = 4'000'000;
 
+using KvFormats = std::vector<ops::KvFormat>;
+
+/// For the two layers of the tiny model.
+inline KvFormats mixed_kv() { return {{4, 64}, {8, 32}}; }
+
+/// `kv`: of each layer, whose heads are then wide enough for groups; empty: nothing is quantized.
 inline std::unique_ptr<models::FusedForward> make_forward(std::size_t budget = kBudget,
                                                           std::optional<std::size_t> prompt_cache = std::nullopt,
-                                                          int contiguous_tokens = 0) {
+                                                          int contiguous_tokens = 0, const KvFormats& kv = {}) {
   models::Config config = MemoryCheckpoint::tiny_llama();
-  config.head_dim = 16;
+  config.head_dim = kv.empty() ? 16 : 64;
   MemoryCheckpoint checkpoint(config);
   auto ops = std::make_shared<ops::FusedOps>(kernels::select_isa("best"), 2);
   std::shared_ptr<const models::Model> model = models::load_model(checkpoint, *ops);
   return std::make_unique<models::FusedForward>(
       std::move(ops), std::move(model),
-      models::FusedForwardOptions{budget, kernels::KvElement::f16, prompt_cache, contiguous_tokens});
+      models::FusedForwardOptions{budget, kernels::KvElement::f16, prompt_cache, contiguous_tokens, std::nullopt, kv});
 }
 
 inline Tokens text(int length, int salt) {
@@ -99,8 +105,9 @@ struct Server {
   std::vector<std::unique_ptr<Answer>> answers;
 };
 
-inline Answer alone(const Tokens& prompt, int max_tokens, std::optional<std::uint64_t> seed = std::nullopt) {
-  const auto forward = make_forward(kBudget, 0);
+inline Answer alone(const Tokens& prompt, int max_tokens, std::optional<std::uint64_t> seed = std::nullopt,
+                    const KvFormats& kv = {}) {
+  const auto forward = make_forward(kBudget, 0, 0, kv);
   Server server(*forward);
   server.ask(prompt, max_tokens, nullptr, seed);
   server.run();

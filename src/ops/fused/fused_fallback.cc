@@ -9,24 +9,13 @@
 #include "ops/error.h"
 #include "ops/fused/fused_values.h"
 #include "ops/fused/paged_layer.h"
+#include "ops/kernels/kv_numbers.h"
 
 namespace galley::ops {
 
 namespace mx = mlx::core;
 
 namespace {
-
-mx::Dtype dtype_of(kernels::KvElement element) {
-  switch (element) {
-    case kernels::KvElement::f16:
-      return mx::float16;
-    case kernels::KvElement::bf16:
-      return mx::bfloat16;
-    case kernels::KvElement::f32:
-      return mx::float32;
-  }
-  throw std::logic_error("unknown KV element");
-}
 
 /// [T, heads * D] -> normed (unless `norm` is null) and rotated [T, heads, D], each token at its own position.
 mx::array rotate(const mx::array& x, int heads, const NormPtr& norm, const AttentionSpec& spec,
@@ -47,50 +36,46 @@ mx::array rotate(const mx::array& x, int heads, const NormPtr& norm, const Atten
   return mx::reshape(y, {tokens, heads, spec.head_dim});
 }
 
-/// Copies K and V rows [T, kv_heads, D] of the cache's element type into their blocks.
-void scatter(const PhaseContext& c, const kernels::PagedKv& kv, const mx::array& k, const mx::array& v) {
-  const std::size_t size = kernels::kv_element_bytes(kv.element);
-  const auto dim = static_cast<std::size_t>(kv.head_dim);
-  const auto* keys = reinterpret_cast<const std::byte*>(k.data<std::uint8_t>());
-  const auto* values = reinterpret_cast<const std::byte*>(v.data<std::uint8_t>());
-  for (int t = 0; t < c.places.rows; ++t) {
-    const int position = c.places.position[t];
-    const std::int32_t block = c.places.table[t][position / kv.block_tokens];
-    const auto slot = static_cast<std::size_t>(position % kv.block_tokens);
-    for (int h = 0; h < kv.kv_heads; ++h) {
-      const std::size_t from =
-          (static_cast<std::size_t>(t) * static_cast<std::size_t>(kv.kv_heads) + static_cast<std::size_t>(h)) * dim *
-          size;
-      std::memcpy(kv.values(block, h) + slot * dim * size, values + from, dim * size);
-      std::byte* group = kv.keys(block, h) + slot / kernels::kKeyGroup * dim * kernels::kKeyGroup * size;
-      for (std::size_t d = 0; d < dim; ++d) {
-        std::memcpy(group + (d * kernels::kKeyGroup + slot % kernels::kKeyGroup) * size, keys + from + d * size, size);
-      }
-    }
+/// Calls f(run of keys, run of values, token of the run, index) for every KV head of the row of token `t` at
+/// `position`.
+template <typename F>
+void at_heads(const PhaseContext& c, const kernels::PagedKv& kv, int t, int position, const F& f) {
+  const std::int32_t block = c.places.table[t][position / kv.block_tokens];
+  const int slot = position % kv.block_tokens;
+  for (int h = 0; h < kv.kv_heads; ++h) {
+    f(kv.keys(block, h, slot), kv.values(block, h, slot), slot % kernels::kKeyGroup, h);
   }
 }
 
-/// Copies keys and values [begin, end) of the row of token `t` into [1, kv_heads, end - begin, D] arrays.
-void gather(const PhaseContext& c, const kernels::PagedKv& kv, int t, int begin, int end, mx::array& k, mx::array& v) {
-  const std::size_t size = kernels::kv_element_bytes(kv.element);
-  const auto dim = static_cast<std::size_t>(kv.head_dim);
-  auto* keys = reinterpret_cast<std::byte*>(k.data<std::uint8_t>());
-  auto* values = reinterpret_cast<std::byte*>(v.data<std::uint8_t>());
-  for (int h = 0; h < kv.kv_heads; ++h) {
-    for (int p = begin; p < end; ++p) {
-      const std::int32_t block = c.places.table[t][p / kv.block_tokens];
-      const auto slot = static_cast<std::size_t>(p % kv.block_tokens);
-      const std::size_t to =
-          (static_cast<std::size_t>(h) * static_cast<std::size_t>(end - begin) + static_cast<std::size_t>(p - begin)) *
-          dim * size;
-      std::memcpy(values + to, kv.values(block, h) + slot * dim * size, dim * size);
-      const std::byte* group = kv.keys(block, h) + slot / kernels::kKeyGroup * dim * kernels::kKeyGroup * size;
-      for (std::size_t d = 0; d < dim; ++d) {
-        std::memcpy(keys + to + d * size, group + (d * kernels::kKeyGroup + slot % kernels::kKeyGroup) * size, size);
-      }
-    }
+/// Puts K and V rows [T, kv_heads, D] f32 into their blocks, rounded as these hold them.
+void scatter(const PhaseContext& c, const kernels::PagedKv& kv, const mx::array& k, const mx::array& v) {
+  const float* keys = k.data<float>();
+  const float* values = v.data<float>();
+  for (int t = 0; t < c.places.rows; ++t) {
+    at_heads(c, kv, t, c.places.position[t], [&](std::byte* key_run, std::byte* value_run, int slot, int) {
+      kernels::store_kv_row(kv, key_run, kernels::KvPart::keys, slot, keys);
+      kernels::store_kv_row(kv, value_run, kernels::KvPart::values, slot, values);
+      keys += kv.head_dim;
+      values += kv.head_dim;
+    });
   }
 }
+
+/// Reads keys and values [begin, end) of the row of token `t` into [1, kv_heads, end - begin, D] f32 arrays.
+void gather(const PhaseContext& c, const kernels::PagedKv& kv, int t, int begin, int end, mx::array& k, mx::array& v) {
+  for (int p = begin; p < end; ++p) {
+    at_heads(c, kv, t, p, [&](const std::byte* key_run, const std::byte* value_run, int slot, int h) {
+      const std::ptrdiff_t to = static_cast<std::ptrdiff_t>(h * (end - begin) + p - begin) * kv.head_dim;
+      for (int d = 0; d < kv.head_dim; ++d) {
+        k.data<float>()[to + d] = kernels::kv_number(kv, key_run, kernels::KvPart::keys, slot, d);
+        v.data<float>()[to + d] = kernels::kv_number(kv, value_run, kernels::KvPart::values, slot, d);
+      }
+    });
+  }
+}
+
+/// f32, next to each other in memory.
+mx::array in_rows(const mx::array& a) { return mx::contiguous(mx::astype(a, mx::float32)); }
 
 /// What `count` tokens at `position` and after it see of the keys from `begin` on.
 AttentionMask mask_of(int position, int count, int begin, int window) {
@@ -165,15 +150,11 @@ void FusedOps::write_keys_values(const std::vector<mx::array>& qkv, const Attent
                                  const kernels::PagedKv& kv) {
   if (qkv.size() == 1) return;  // another layer's
   const mx::array positions = mx::array(step_->positions.begin(), mx::Shape{step_->size()}, mx::int32);
-  const mx::Dtype type = dtype_of(kv.element);
-  const auto stored = [&](const mx::array& a) {
-    return mx::contiguous(mx::view(mx::contiguous(mx::astype(a, type)), mx::uint8));
-  };
   mx::array values = mx::reshape(qkv[2], {step_->size(), spec.kv_heads, spec.head_dim});
   if (spec.v_norm) values = static_cast<const StockNorm&>(*stock_norm(spec.v_norm)).apply(values);
   const std::size_t k =
-      program_->input(stored(rotate(qkv[1], spec.kv_heads, stock_norm(spec.k_norm), spec, positions)));
-  const std::size_t v = program_->input(stored(values));
+      program_->input(in_rows(rotate(qkv[1], spec.kv_heads, stock_norm(spec.k_norm), spec, positions)));
+  const std::size_t v = program_->input(in_rows(values));
   program_->add([k, v, view = kv](PhaseContext& c) { scatter(c, view, c.inputs[k], c.inputs[v]); });
 }
 
@@ -192,7 +173,6 @@ mx::array FusedOps::stock_attend(const std::vector<mx::array>& qkv, const Attent
                                  const kernels::PagedKv& kv) {
   if (spec.softcap > 0.0F) throw Error(500, "--fused-attend off is not supported with a soft-cap on the scores");
   const mx::array positions = mx::array(step_->positions.begin(), mx::Shape{step_->size()}, mx::int32);
-  const mx::Dtype type = dtype_of(kv.element);
   write_keys_values(qkv, spec, kv);
 
   struct Span {
@@ -210,7 +190,7 @@ mx::array FusedOps::stock_attend(const std::vector<mx::array>& qkv, const Attent
     const int length = step_->positions[static_cast<std::size_t>(end) - 1] + 1;
     const int begin = spec.window > 0 ? std::max(0, length - (end - t) - spec.window + 1) : 0;
     const mx::Shape shape{1, spec.kv_heads, length - begin, spec.head_dim};
-    const Span row{t, end - t, begin, program_->output(shape, type), program_->output(shape, type)};
+    const Span row{t, end - t, begin, program_->output(shape, mx::float32), program_->output(shape, mx::float32)};
     program_->add([row, length, view = kv](PhaseContext& c) {
       gather(c, view, row.first, row.begin, length, c.outputs[row.k], c.outputs[row.v]);
     });
@@ -227,8 +207,7 @@ mx::array FusedOps::stock_attend(const std::vector<mx::array>& qkv, const Attent
         0);
     const AttentionMask mask =
         mask_of(step_->positions[static_cast<std::size_t>(row.first)], row.count, row.begin, spec.window);
-    const mx::array out = mx::fast::scaled_dot_product_attention(queries, mx::astype(outputs_[row.k], mx::float32),
-                                                                 mx::astype(outputs_[row.v], mx::float32), spec.scale,
+    const mx::array out = mx::fast::scaled_dot_product_attention(queries, outputs_[row.k], outputs_[row.v], spec.scale,
                                                                  mask.mode, mask.array);
     mixed.push_back(
         mx::reshape(mx::transpose(mx::squeeze(out, 0), {1, 0, 2}), {row.count, spec.heads * spec.head_dim}));

@@ -39,7 +39,7 @@ struct Part {
   }
 };
 
-constexpr std::size_t kScoreFloats = static_cast<std::size_t>(kMaxVectors) * (kAttentionSegment + kKeyGroup);
+constexpr std::size_t kScoreFloats = std::size_t{2} * kMaxVectors * (kAttentionSegment + kKeyGroup);
 
 void run_segment(const Plan& plan, const Group& group, int set, int segment, float* scores, const Part& part) {
   const Attention& a = plan.args;
@@ -112,6 +112,12 @@ void finish(const Plan& plan, const Group& group, int set, const Part& total, fl
   }
 }
 
+void check_groups(const PagedKv& kv) {
+  if (kv.quantized() && (kv.group <= 0 || kv.group % 32 != 0 || kv.head_dim % kv.group != 0)) {
+    throw std::invalid_argument("attention: groups of codes must be a multiple of 32 that divides head_dim");
+  }
+}
+
 void find_groups(const RowPlaces& places, std::vector<Group>& groups) {
   groups.clear();
   for (int r = 0; r < places.rows; ++r) {
@@ -133,6 +139,7 @@ void attention(Context& context, const Attention& args, Activations& out) {
       kv.block_tokens <= 0 || kv.block_tokens % kKeyGroup != 0) {
     throw std::invalid_argument("attention: bad head_dim, heads or block_tokens");
   }
+  check_groups(kv);
   if (out.rows() != args.places.rows || out.k() != args.heads * dim || out.normed()) {
     throw std::invalid_argument("attention: the output has another shape or expects a norm");
   }

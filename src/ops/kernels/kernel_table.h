@@ -8,6 +8,7 @@
 
 #include "ops/kernels/activations.h"
 #include "ops/kernels/kernels.h"
+#include "ops/kernels/kv_numbers.h"
 #include "ops/kernels/pack.h"
 #include "ops/kernels/paged_kv.h"
 
@@ -37,10 +38,11 @@ struct HeadTask {
   int rope_dims = 0;
   bool traditional = false;
   float scale = 1;
-  KvElement element = KvElement::f16;
-  float* q = nullptr;     // exactly one of these is set: a query head [dim] f32,
-  void* key = nullptr;    // element 0 of the key in its transposed group, stride kKeyGroup,
-  void* value = nullptr;  // or a value [dim]
+  float* q = nullptr;        // exactly one of these is set: a query head [dim] f32,
+  std::byte* run = nullptr;  // or the run whose token `slot` (0 to 15) this is
+  const PagedKv* kv = nullptr;
+  KvPart part = KvPart::keys;
+  int slot = 0;
 };
 
 /// Query vectors of one KV head against the keys [begin, end) of one segment.
@@ -54,7 +56,7 @@ struct SegmentTask {
   const int* last = nullptr;
   float softcap = 0;        // already times log2(e); 0: none
   bool prefetch = false;    // the keys come from memory
-  float* scores = nullptr;  // scratch, kMaxVectors * (kAttentionSegment + kKeyGroup)
+  float* scores = nullptr;  // scratch, 2 * kMaxVectors * (kAttentionSegment + kKeyGroup)
   float* out = nullptr;     // [vectors][head_dim], sum of weights * values
   float* max = nullptr;     // [vectors]; kNothing when none is visible
   float* sum = nullptr;     // [vectors] sum of weights 2^(score - max)

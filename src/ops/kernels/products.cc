@@ -217,27 +217,25 @@ void linear_qkv(Context& context, const Product& product, const QkvOutput& to) {
   require(to.rope.table == nullptr || (to.rope.dims % 2 == 0 && to.rope.dims <= dim),
           "linear_qkv: bad RoPE dimensions");
   const KernelTable& kernels = *context.isa().kernels;
-  const std::size_t element = kv_element_bytes(kv.element);
+  require(!kv.quantized() || (kv.group > 0 && kv.group % 32 == 0 && dim % kv.group == 0),
+          "linear_qkv: groups of codes must be a multiple of 32 that divides head_dim");
 
-  // Where a key (stride kKeyGroup) or value of this row belongs; null for a query head.
-  const auto place = [&](int head, int row) -> std::byte* {
-    if (head < to.heads) return nullptr;
+  // The run that a key or value of this row belongs to.
+  const auto run_of = [&](int head, int row) -> std::byte* {
     const int position = to.places.position[row];
     const std::int32_t block = to.places.table[row][position / kv.block_tokens];
     const int slot = position % kv.block_tokens;
-    if (head < to.heads + kv.kv_heads) {
-      return kv.keys(block, head - to.heads) +
-             (static_cast<std::size_t>(slot / kKeyGroup) * kKeyGroup * dim + slot % kKeyGroup) * element;
-    }
-    return kv.values(block, head - to.heads - kv.kv_heads) + static_cast<std::size_t>(slot) * dim * element;
+    return head < to.heads + kv.kv_heads ? kv.keys(block, head - to.heads, slot)
+                                         : kv.values(block, head - to.heads - kv.kv_heads, slot);
   };
   const auto fetch = [&](const Tile& tile) {  // the lines the epilogue will write
     const int head = to.first_head + tile.unit;
     if (head < to.heads) return;
-    const std::size_t length =
-        static_cast<std::size_t>(dim) * element * (head < to.heads + kv.kv_heads ? kKeyGroup : 1);
+    const bool is_key = head < to.heads + kv.kv_heads;
+    const std::size_t length = is_key ? kv.number_bytes() : kv.number_bytes() / kKeyGroup;
     for (int r = 0; r < tile.rows; ++r) {
-      const std::byte* at = place(head, tile.row0 + r);
+      const auto slot = static_cast<std::size_t>(to.places.position[tile.row0 + r] % kKeyGroup);
+      const std::byte* at = run_of(head, tile.row0 + r) + (is_key ? 0 : slot * length);
       for (std::size_t i = 0; i < length; i += 64) __builtin_prefetch(at + i, 1, 2);
     }
   };
@@ -253,11 +251,13 @@ void linear_qkv(Context& context, const Product& product, const QkvOutput& to) {
     task.rope_dims = to.rope.dims;
     task.traditional = to.rope.traditional;
     task.scale = is_q ? to.q_scale : 1.0F;
-    task.element = kv.element;
+    task.kv = &kv;
+    task.part = is_k ? KvPart::keys : KvPart::values;
     if (is_q) {
       task.q = to.q + (static_cast<std::size_t>(row) * to.heads + head) * dim;
     } else {
-      (is_k ? task.key : task.value) = place(head, row);
+      task.run = run_of(head, row);
+      task.slot = to.places.position[row] % kKeyGroup;
     }
     kernels.head(task, values);
   };

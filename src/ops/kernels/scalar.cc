@@ -167,26 +167,6 @@ void soft_cap(float* buf, std::size_t ld, int rows, int width, float cap) {
   }
 }
 
-void store_element(KvElement element, void* base, std::size_t index, float v) {
-  switch (element) {
-    case KvElement::f32:
-      static_cast<float*>(base)[index] = v;
-      break;
-    case KvElement::bf16:
-      static_cast<std::uint16_t*>(base)[index] = float_to_bfloat(v);
-      break;
-    case KvElement::f16:  // saturated, so that no stored value is infinite
-      static_cast<std::uint16_t*>(base)[index] = float_to_half(std::isnan(v) ? v : std::clamp(v, -65504.0F, 65504.0F));
-      break;
-  }
-}
-
-float load_element(KvElement element, const std::byte* base, std::size_t index) {
-  if (element == KvElement::f32) return reinterpret_cast<const float*>(base)[index];
-  const std::uint16_t h = reinterpret_cast<const std::uint16_t*>(base)[index];
-  return element == KvElement::f16 ? half_to_float(h) : bfloat_to_float(h);
-}
-
 void head(const HeadTask& task, const float* values) {
   float t[kMaxHeadDim], u[kMaxHeadDim];
   float scale = task.scale;
@@ -205,32 +185,25 @@ void head(const HeadTask& task, const float* values) {
       u[b] = t[b] * c + t[a] * s;
     }
   }
-  for (int i = 0; i < task.dim; ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    if (task.q != nullptr) {
-      task.q[at] = u[i];
-    } else if (task.key != nullptr) {
-      store_element(task.element, task.key, at * kKeyGroup, u[i]);
-    } else {
-      store_element(task.element, task.value, at, u[i]);
-    }
+  if (task.q != nullptr) {
+    std::copy(u, u + task.dim, task.q);
+  } else {
+    store_kv_row(*task.kv, task.run, task.part, task.slot, u);
   }
 }
 
 void segment(const SegmentTask& task) {
   const PagedKv& kv = *task.kv;
-  const auto dim = static_cast<std::size_t>(kv.head_dim);
+  const int dim = kv.head_dim;
   for (int v = 0; v < task.vectors; ++v) {
     const int first = task.first[v], last = task.last[v];
-    float* out = task.out + static_cast<std::size_t>(v) * dim;
+    float* out = task.out + static_cast<std::ptrdiff_t>(v) * dim;
     float max = kNothing, sum = 0;
     for (int s = first; s < last; ++s) {
-      const std::byte* keys = kv.keys(task.table[s / kv.block_tokens], task.kv_head);
-      const auto slot = static_cast<std::size_t>(s % kv.block_tokens);
+      const std::byte* keys = kv.keys(task.table[s / kv.block_tokens], task.kv_head, s % kv.block_tokens);
       float score = 0;
-      for (std::size_t d = 0; d < dim; ++d) {
-        const std::size_t at = (slot / kKeyGroup * dim + d) * kKeyGroup + slot % kKeyGroup;
-        score = std::fma(task.q[v][d], load_element(kv.element, keys, at), score);
+      for (int d = 0; d < dim; ++d) {
+        score = std::fma(task.q[v][d], kv_number(kv, keys, KvPart::keys, s % kKeyGroup, d), score);
       }
       if (task.softcap > 0) score = task.softcap * std::tanh(score / task.softcap);
       task.scores[s - first] = score;
@@ -240,10 +213,9 @@ void segment(const SegmentTask& task) {
     for (int s = first; s < last; ++s) {
       const float weight = std::exp2(task.scores[s - first] - max);
       sum += weight;
-      const std::byte* values = kv.values(task.table[s / kv.block_tokens], task.kv_head);
-      for (std::size_t d = 0; d < dim; ++d) {
-        const std::size_t at = static_cast<std::size_t>(s % kv.block_tokens) * dim + d;
-        out[d] = std::fma(weight, load_element(kv.element, values, at), out[d]);
+      const std::byte* values = kv.values(task.table[s / kv.block_tokens], task.kv_head, s % kv.block_tokens);
+      for (int d = 0; d < dim; ++d) {
+        out[d] = std::fma(weight, kv_number(kv, values, KvPart::values, s % kKeyGroup, d), out[d]);
       }
     }
     task.max[v] = max;

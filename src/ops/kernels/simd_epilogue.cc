@@ -267,9 +267,50 @@ void ToBfloat(const float* v, int n, std::uint16_t* o) {
 }
 
 template <class T>
-HWY_INLINE void Scatter(const T* v, int n, void* key) {
-  T* o = static_cast<T*>(key);
-  for (int i = 0; i < n; i++) o[i * kKeyGroup] = v[i];
+HWY_INLINE void StorePlain(const T* v, int n, const HeadTask& task) {
+  T* o = reinterpret_cast<T*>(task.run);
+  if (task.part == KvPart::values) {
+    std::memcpy(o + task.slot * n, v, static_cast<std::size_t>(n) * sizeof(T));
+  } else {
+    for (int i = 0; i < n; i++) o[i * kKeyGroup + task.slot] = v[i];
+  }
+}
+
+// As store_kv_row of kv_numbers.h.
+void StoreCodes(const HeadTask& task, const float* HWY_RESTRICT x) {
+  const DF df;
+  const DI di;
+  const PagedKv& kv = *task.kv;
+  const int top = (1 << kv_element_bits(kv.element)) - 1;
+  const VF limit = hn::Set(df, 65504.F);
+  const auto load = [&](int i) {
+    const VF v = hn::Load(df, x + i);
+    return hn::IfThenElse(hn::Eq(v, v), hn::Min(limit, hn::Max(hn::Neg(limit), v)), v);
+  };
+  alignas(64) std::int32_t codes[kMaxHeadDim];
+  for (int g = 0; g < kv.groups(); g++) {
+    const int begin = g * kv.group, end = begin + kv.group;
+    VF low = load(begin), high = low, faults = hn::Zero(df);
+    for (int i = begin; i < end; i += kLanes) {
+      const VF v = load(i);
+      low = hn::Min(low, v);
+      high = hn::Max(high, v);
+      faults = hn::Add(faults, hn::Sub(v, v));
+    }
+    const bool faulty = std::isnan(SumLanes(faults));
+    const KvScale scale =
+        faulty ? KvScale::faulty() : KvScale::of(hn::GetLane(hn::MinOfLanes(df, low)), MaxLane(high), top);
+    const VF bias = hn::Set(df, half_to_float(scale.bias)), inverse = hn::Set(df, scale.inverse());
+    for (int i = begin; i < end; i += kLanes) {
+      const VF rounded = hn::Add(hn::Mul(hn::Sub(load(i), bias), inverse), hn::Set(df, kMagic));
+      const VI code = hn::Sub(hn::BitCast(di, rounded), hn::Set(di, kMagicBits));
+      hn::Store(hn::Min(hn::Max(code, hn::Zero(di)), hn::Set(di, top)), di, codes + i);
+    }
+    std::uint16_t* scales = kv.scales(task.run, g);
+    scales[task.slot] = scale.scale;
+    scales[kKeyGroup + task.slot] = scale.bias;
+  }
+  store_kv_codes(kv, task.run, task.part, task.slot, codes);
 }
 
 void Head(const HeadTask& task, const float* HWY_RESTRICT values) {
@@ -312,24 +353,23 @@ void Head(const HeadTask& task, const float* HWY_RESTRICT values) {
     std::memcpy(task.q, x, static_cast<std::size_t>(dim) * 4);
     return;
   }
-  if (task.element == KvElement::f32) {
-    if (task.key != nullptr) {
-      Scatter(x, dim, task.key);
-    } else {
-      std::memcpy(task.value, x, static_cast<std::size_t>(dim) * 4);
-    }
-    return;
-  }
   alignas(64) std::uint16_t h[kMaxHeadDim];
-  if (task.element == KvElement::f16) {
-    ToHalf(x, dim, h);
-  } else {
-    ToBfloat(x, dim, h);
-  }
-  if (task.key != nullptr) {
-    Scatter(h, dim, task.key);
-  } else {
-    std::memcpy(task.value, h, static_cast<std::size_t>(dim) * 2);
+  switch (task.kv->element) {
+    case KvElement::f32:
+      StorePlain(x, dim, task);
+      break;
+    case KvElement::f16:
+      ToHalf(x, dim, h);
+      StorePlain(h, dim, task);
+      break;
+    case KvElement::bf16:
+      ToBfloat(x, dim, h);
+      StorePlain(h, dim, task);
+      break;
+    case KvElement::code8:
+    case KvElement::code4:
+      StoreCodes(task, x);
+      break;
   }
 }
 
