@@ -414,7 +414,9 @@ TEST_P(AttentionTest, EveryInstructionSetStoresTheSameCodes) {
           EXPECT_FALSE(std::isnan(kv_number(kv, a.data(), part, task.slot, 96)));
         } else {
           ASSERT_EQ(a, b) << trial;
-          if (trial % 5 == 0) EXPECT_EQ(kv_number(kv, a.data(), part, task.slot, 3), 0.25F);
+          if (trial % 5 == 0) {
+            EXPECT_EQ(kv_number(kv, a.data(), part, task.slot, 3), 0.25F);
+          }
         }
       }
     }
