@@ -1,11 +1,11 @@
 //! Chat templates: minijinja set up to render as transformers' sandboxed Jinja does.
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value};
-use minijinja::{Environment, Error, ErrorKind};
+use minijinja::{escape_formatter, Environment, Error, ErrorKind, Output, State};
 use serde_json::{json, Map, Value as Json};
 
 use crate::jinja_source;
-use crate::json::{dumps, Style};
+use crate::json::{dumps, float, Style};
 use crate::neutralize::Neutralizer;
 
 const NAME: &str = "chat_template";
@@ -45,6 +45,11 @@ impl ChatTemplate {
         environment.set_fuel(Some(FUEL));
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_formatter(print);
+        environment.add_filter("string", string);
+        environment.add_test("iterable", |value: &Value| {
+            !value.is_none() && value.try_iter().is_ok()
+        });
         environment.add_filter("tojson", tojson);
         environment.add_filter("__iterable", iterable);
         environment.add_function("raise_exception", raise_exception);
@@ -220,6 +225,28 @@ fn raise_exception(message: String) -> Result<Value, Error> {
 fn strftime_now(format: String) -> Result<String, Error> {
     jiff::fmt::strtime::format(&format, &jiff::ZonedDateTime::now())
         .map_err(|error| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {error}")))
+}
+
+/// A float as Python writes it; nothing for other types, which minijinja writes as Python does.
+fn spelled_float(value: &Value) -> Option<String> {
+    let number = value.is_number() && !value.is_integer();
+    number
+        .then(|| f64::try_from(value.clone()).ok().map(float))
+        .flatten()
+}
+
+fn print(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
+    match spelled_float(value) {
+        Some(text) => out.write_str(&text).map_err(Error::from),
+        None => escape_formatter(out, state, value),
+    }
+}
+
+fn string(state: &State, value: &Value) -> Result<Value, Error> {
+    match spelled_float(value) {
+        Some(text) => Ok(text.into()),
+        None => minijinja::filters::string(state, value),
+    }
 }
 
 fn iterable(value: Value) -> Result<Value, Error> {

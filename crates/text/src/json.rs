@@ -99,11 +99,15 @@ fn write_string(out: &mut String, s: &str, ensure_ascii: bool) {
     }
 }
 
-/// Python writes an exponent with a sign and two digits at least, and switches to it at 1e16 and below 1e-4.
 fn number(n: &serde_json::Number) -> String {
-    let Some(value) = n.as_f64().filter(|_| n.is_f64()) else {
-        return n.to_string();
-    };
+    match n.as_f64().filter(|_| n.is_f64()) {
+        Some(value) => float(value),
+        None => n.to_string(),
+    }
+}
+
+/// Python writes an exponent with a sign and two digits at least, and switches to it at 1e16 and below 1e-4.
+pub fn float(value: f64) -> String {
     let magnitude = value.abs();
     if magnitude != 0.0 && !(1e-4..1e16).contains(&magnitude) {
         let text = format!("{value:e}");

@@ -43,6 +43,12 @@ fn none_cannot_be_iterated() {
 }
 
 #[test]
+fn none_is_not_iterable() {
+    let source = "{{ none is iterable }} {{ [] is iterable }} {{ 'a' is iterable }} {{ 1 is iterable }}";
+    assert_eq!(render(source, json!([])).unwrap(), "False True True False");
+}
+
+#[test]
 fn endless_work_is_stopped() {
     let source = "{% for a in range(10000) %}{% for b in range(10000) %}{{ b }}{% endfor %}{% endfor %}";
     let error = render(source, json!([])).unwrap_err();
