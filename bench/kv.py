@@ -4,7 +4,8 @@
   shared  32 rows under one system prompt of 1,000 tokens: how much is computed, how much is stored
   waste   KV that is held and not written to, on a long-tailed mix of lengths; beside it what contiguous caches reserve
   rows    rows of 4,096 tokens in one budget, and decode speed at that context, for each type of KV
-  gap     gaps between the tokens of running streams while a prompt of 8,000 tokens is prefilled
+  gap     gaps between the tokens of running streams while a prompt of 8,000 tokens is prefilled, and how far the
+          process's memory grew by then beside what /stats says
 
     bench/kv.py [--parts shared,waste,rows,gap] [--allow-loaded] [--no-docs]
 
@@ -20,9 +21,7 @@ import os
 import pathlib
 import random
 import subprocess
-import sys
 import time
-from datetime import datetime, timezone
 from html import escape
 from typing import Any
 
@@ -37,7 +36,8 @@ CONTEXT = 4096
 BUDGET_GB = 1.0
 GAP_ROWS, GAP_PROMPT = 4, 8000
 # Flags of each type of KV, the plainest first: the others are compared with it.
-KV_TYPES = {"f32": ["--kv-dtype", "f32"], "f16": ["--kv-dtype", "f16"]}
+KV_TYPES = {"bf16": ["--kv-dtype", "bf16"], "f16": ["--kv-dtype", "f16"], "8-bit": ["--kv-quant", "8"],
+            "4-bit": ["--kv-quant", "4"]}
 
 
 def words(count: int, seed: int) -> str:
@@ -45,26 +45,14 @@ def words(count: int, seed: int) -> str:
     return " " + " ".join(random.Random(seed).choices(WORDS, k=count))
 
 
-class Bench:
+class Bench(machine.QuietRun):
     def __init__(self, arguments: argparse.Namespace) -> None:
+        super().__init__(arguments.allow_loaded)
         self.binary, self.model, self.threads = arguments.galley, arguments.model, arguments.threads
-        self.allow_loaded = arguments.allow_loaded
-        self.loads: list[float] = []
         self.report: dict[str, Any] = {}
 
     def command(self, *flags: str) -> list[str]:
         return [str(self.binary), "serve", str(self.model), "--threads", str(self.threads), "--log-level", "warn", *flags]
-
-    def step(self, what: str) -> machine.LoadWatch:
-        load = machine.load_now(1.0)
-        if load > machine.QUIET_PERCENT and not self.allow_loaded:
-            sys.exit(f"error: other processes use {load:.0f} % of the machine, so figures would mean nothing. Stop them, "
-                     'or stamp the result as loaded: --allow-loaded')
-        print(f"{datetime.now():%H:%M:%S} {what}", flush=True)
-        return machine.LoadWatch()
-
-    def done(self, watch: machine.LoadWatch) -> None:
-        self.loads.append(watch.others_percent())
 
     def shared(self) -> None:
         watch = self.step(f"{SHARED_ROWS} rows under one system prompt")
@@ -121,14 +109,14 @@ class Bench:
     def gap(self) -> None:
         watch = self.step(f"{GAP_ROWS} running streams beside a prompt of {GAP_PROMPT} tokens")
         with serving(self.command("--batch", "8")) as server:
+            before = server.resident()["own"]
             self.report["gap"] = asyncio.run(_gaps(server))
+            after, kv = server.resident()["own"], server.get("/stats")["kv"]
+        self.report["memory"] = {"process_bytes": after - before, "kv_bytes": kv["used_bytes"] + kv["cached_bytes"]}
         self.done(watch)
 
     def finish(self) -> dict[str, Any]:
-        worst = max(self.loads, default=0.0)
-        return self.report | {"date": f"{datetime.now(timezone.utc):%Y-%m-%d}", "model": self.model.name,
-                              "machine": machine.describe(), "others_percent_max": worst,
-                              "quiet": worst <= 2 * machine.QUIET_PERCENT}
+        return self.report | self.stamp() | {"model": self.model.name}
 
 
 # Clients -----------------------------------------------------------------------------------------------------------
@@ -253,6 +241,11 @@ def tables(report: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]
                            f"{seen['during_p99_ms']:.1f}"],
                           ["p99 while prefilling, of p50 before", "", f"{seen['ratio_to_p50_before']:.2f}×"],
                           ["p99 while prefilling, of p50 while prefilling", "", f"{seen['ratio_to_p50_during']:.2f}×"]]))
+    if seen := report.get("memory"):
+        parts.append(("What /stats says and what the process holds", ["", "measured"], [
+            ["KV in use and cached, by /stats", f"{seen['kv_bytes'] / 1e6:.1f} MB"],
+            ["growth of the process's own memory since it was ready", f"{seen['process_bytes'] / 1e6:.1f} MB"],
+            ["ratio", f"{seen['process_bytes'] / seen['kv_bytes']:.2f}"]]))
     return parts
 
 

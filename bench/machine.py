@@ -7,8 +7,10 @@ import pathlib
 import platform
 import resource
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 
 # The share of all cores that others may use before figures are worthless: engines that spin at barriers lose half
@@ -83,6 +85,40 @@ def load_now(seconds: float = 3.0) -> float:
     watch = LoadWatch()
     time.sleep(seconds)
     return watch.others_percent()
+
+
+class QuietRun:
+    """A run whose steps begin on a quiet machine only, and which knows how quiet it was in the end."""
+
+    PATIENCE_SECONDS = 300
+
+    def __init__(self, allow_loaded: bool) -> None:
+        self._allow_loaded = allow_loaded
+        self._loads: list[float] = []
+
+    def given_up(self) -> None:
+        """Called before the run ends because others don't leave the machine alone."""
+
+    def step(self, what: str) -> LoadWatch:
+        """Announces a step. A short disturbance is waited for, unless it is there from the start."""
+        patience = time.monotonic() + (self.PATIENCE_SECONDS if self._loads else 0)
+        while (load := load_now(1.0)) > QUIET_PERCENT and not self._allow_loaded:
+            if time.monotonic() > patience:
+                self.given_up()
+                sys.exit(f"error: other processes use {load:.0f} % of the machine, so figures would mean nothing. Stop "
+                         'them, or stamp the result as loaded: make bench ARGS="--allow-loaded"')
+        print(f"{datetime.now():%H:%M:%S} {what}", flush=True)
+        return LoadWatch()
+
+    def done(self, watch: LoadWatch) -> None:
+        self._loads.append(watch.others_percent())
+
+    def stamp(self) -> dict[str, Any]:
+        """When and where it ran, and whether that was quiet enough."""
+        worst = max(self._loads, default=0.0)
+        # Short-lived activity of the system itself is always there: the bound during a run is wider than before it.
+        return {"date": f"{datetime.now(timezone.utc):%Y-%m-%d}", "machine": describe(), "others_percent_max": worst,
+                "quiet": worst <= 2 * QUIET_PERCENT}
 
 
 def resident_bytes(pid: int) -> dict[str, int]:

@@ -14,9 +14,9 @@ def _number(value: float | None, digits: int = 0) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def engine_rows(report: dict[str, Any]) -> list[list[str]]:
+def engine_rows(engines: dict[str, Any]) -> list[list[str]]:
     """[what, galley, llama.cpp, ratio] in tokens a second."""
-    ours, theirs = report["engine"]["galley"], report["engine"]["llama.cpp"]
+    ours, theirs = engines["galley"], engines["llama.cpp"]
     rows = [["prefill", _number(ours["prefill"]), _number(theirs["prefill"]), _ratio(ours["prefill"], theirs["prefill"])]]
     for batch in sorted(ours["decode"], key=int):
         a, b = ours["decode"][batch], theirs["decode"].get(batch)
@@ -85,7 +85,10 @@ def tables(report: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]
     peers = ["galley", "llama.cpp", "ratio"]
     parts = []
     if "engine" in report:
-        parts.append(("Engine, tokens a second of all rows together", ["", *peers], engine_rows(report)))
+        parts.append(("Engine, tokens a second of all rows together", ["", *peers], engine_rows(report["engine"])))
+    if "sliding" in report:
+        parts.append((f"{report['sliding']['model']}, sliding windows: engine, tokens a second of all rows together",
+                      ["", *peers], engine_rows(report["sliding"])))
     if "server" in report:
         parts.append(("Through the servers", ["", *peers], server_rows(report)))
     if "neighbour" in report:

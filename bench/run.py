@@ -5,7 +5,7 @@ Both run the same model file, one after the other, in interleaved rounds; what c
 with whichever of its settings a first pass found fastest. Figures mean nothing on a busy machine, so the run refuses
 to start on one; with --allow-loaded it goes on and stamps its results.
 
-    bench/run.py [--rounds N] [--parts engine,server,neighbour] [--allow-loaded] [--no-docs]
+    bench/run.py [--rounds N] [--parts engine,sliding,server,neighbour] [--allow-loaded] [--no-docs]
 
 Writes bench/out/<time>.json and, unless --no-docs, docs/bench.json, docs/bench.md and docs/bench.svg.
 """
@@ -16,9 +16,7 @@ import argparse
 import json
 import os
 import pathlib
-import sys
-import time
-from datetime import datetime, timezone
+from datetime import datetime
 from statistics import median
 from typing import Any
 
@@ -29,38 +27,27 @@ from streams import LEVELS, Level, galley_command, llama_command, measure, servi
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WAVES = {1: 6, 4: 3, 16: 3}  # waves of each number of streams, in every round
+SLIDING_BATCHES = (1, 8)
 # An engine that waits at barriers needs minutes beside a neighbour where a quiet machine needs seconds: one row will do.
 NEIGHBOUR_BATCHES = {"galley": (1, 16), "llama.cpp": (1,)}
-PATIENCE_SECONDS = 300
 
 
-class Bench:
+class Bench(machine.QuietRun):
     def __init__(self, arguments: argparse.Namespace) -> None:
+        super().__init__(arguments.allow_loaded)
         self.rounds: int = arguments.rounds
-        self.allow_loaded: bool = arguments.allow_loaded
         self.model: pathlib.Path = arguments.model
+        self.sliding_model: pathlib.Path = arguments.sliding_model
         self.binary: pathlib.Path = arguments.galley
         self.peer: pathlib.Path = arguments.peer
         self.threads: int = arguments.threads
         self.galley = Galley(self.binary, self.model, self.threads)
         self.llama = LlamaCpp(self.peer, self.model, self.threads)
         self.started = datetime.now()
-        self.loads: list[float] = []
         self.report: dict[str, Any] = {}
 
-    def step(self, what: str) -> machine.LoadWatch:
-        """Announces a step. A step is only begun on a quiet machine; a short disturbance is waited for."""
-        patience = time.monotonic() + (PATIENCE_SECONDS if self.loads else 0)
-        while (load := machine.load_now(1.0)) > machine.QUIET_PERCENT and not self.allow_loaded:
-            if time.monotonic() > patience:
-                self.save()
-                sys.exit(f"error: other processes use {load:.0f} % of the machine, so figures would mean nothing. Stop "
-                         'them, or stamp the result as loaded: make bench ARGS="--allow-loaded"')
-        print(f"{datetime.now():%H:%M:%S} {what}", flush=True)
-        return machine.LoadWatch()
-
-    def done(self, watch: machine.LoadWatch) -> None:
-        self.loads.append(watch.others_percent())
+    def given_up(self) -> None:
+        self.save()
 
     def engine(self) -> None:
         watch = self.step("llama.cpp: looking for its best settings")
@@ -77,6 +64,25 @@ class Bench:
                                          for name, s in samples.items()}
         self.report["llama_settings"] = {"tuning": {str(b): speeds for b, speeds in tuning.items()},
                                          "best": {str(b): name for b, name in self.llama.best.items()}}
+
+    def sliding(self) -> None:
+        """Both engines on a model with sliding-window layers, if its file is there."""
+        if not self.sliding_model.exists():
+            print(f"{self.sliding_model.name} is not there: no figures for sliding windows")
+            return
+        engines = (Galley(self.binary, self.sliding_model, self.threads),
+                   LlamaCpp(self.peer, self.sliding_model, self.threads))
+        watch = self.step(f"{self.sliding_model.name}: looking for llama.cpp's best settings")
+        engines[1].tune(SLIDING_BATCHES)
+        self.done(watch)
+        samples = {engine.name: Samples() for engine in engines}
+        for number in range(1, self.rounds + 1):
+            for engine in engines:
+                watch = self.step(f"{self.sliding_model.name}, round {number} of {self.rounds}: {engine.name}")
+                engine.run(samples[engine.name], SLIDING_BATCHES)
+                self.done(watch)
+        self.report["sliding"] = {"model": self.sliding_model.name} | {
+            name: _string_keys(s.medians()) for name, s in samples.items()}
 
     def neighbour(self) -> None:
         quiet = {engine.name: Samples() for engine in (self.galley, self.llama)}
@@ -144,12 +150,8 @@ class Bench:
         return path
 
     def finish(self) -> dict[str, Any]:
-        worst = max(self.loads, default=0.0)
-        # Short-lived activity of the system itself is always there: the bound during a run is wider than before it.
-        self.report |= {"date": f"{datetime.now(timezone.utc):%Y-%m-%d}", "model": self.model.name,
-                        "machine": machine.describe(), "rounds": self.rounds,
-                        "others_percent_max": worst, "quiet": worst <= 2 * machine.QUIET_PERCENT,
-                        "about": {"galley": self.galley.about, "llama.cpp": self.llama.about}}
+        self.report |= self.stamp() | {"model": self.model.name, "rounds": self.rounds,
+                                       "about": {"galley": self.galley.about, "llama.cpp": self.llama.about}}
         return self.report
 
 
@@ -161,8 +163,10 @@ def _string_keys(medians: dict[str, Any]) -> dict[str, Any]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measures galley against llama.cpp.")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--parts", default="engine,server,neighbour", help="comma-separated")
+    parser.add_argument("--parts", default="engine,sliding,server,neighbour", help="comma-separated")
     parser.add_argument("--model", type=pathlib.Path, default=ROOT / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf")
+    parser.add_argument("--sliding-model", type=pathlib.Path, default=ROOT / "models" / "gemma-3-270m-q4_k_m.gguf",
+                        help="a model with sliding-window layers; optional")
     parser.add_argument("--galley", type=pathlib.Path, default=ROOT / "build" / "galley")
     parser.add_argument("--peer", type=pathlib.Path, default=ROOT / ".cache" / "peer" / "llama" / "bin")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
@@ -181,7 +185,7 @@ def main() -> None:
     bench = Bench(arguments)
     parts = arguments.parts.split(",")
     for part in parts:
-        {"engine": bench.engine, "server": bench.server, "neighbour": bench.neighbour}[part]()
+        {"engine": bench.engine, "sliding": bench.sliding, "server": bench.server, "neighbour": bench.neighbour}[part]()
         bench.save()
     result = bench.finish()
     print()
