@@ -23,6 +23,8 @@ import random
 import subprocess
 import time
 from html import escape
+from math import exp
+from statistics import NormalDist
 from typing import Any
 
 import machine
@@ -31,7 +33,7 @@ from streams import WORDS, RunningServer, quantile, serving
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SYSTEM_TOKENS, SHARED_ROWS = 1000, 32
-MIX_ROWS = 48
+MIX_ROWS = 120
 CONTEXT = 4096
 BUDGET_GB = 1.0
 GAP_ROWS, GAP_PROMPT = 4, 8000
@@ -73,9 +75,11 @@ class Bench(machine.QuietRun):
 
     def waste(self) -> None:
         watch = self.step("a long-tailed mix of lengths")
-        source = random.Random(7)
-        # Log-normal, as chats are: half below 250 tokens, some above 2,000; a third of each is generated.
-        lengths = [min(3000, max(24, int(source.lognormvariate(5.5, 1.0)))) for _ in range(MIX_ROWS)]
+        # Log-normal, as chats are: half below 245 tokens, some above 2,000; a third of each is generated. Evenly spaced
+        # quantiles in random order, so that a short run has the whole mix.
+        mix = NormalDist(5.5, 1.0)
+        lengths = [min(3000, max(24, round(exp(mix.inv_cdf((i + 0.5) / MIX_ROWS))))) for i in range(MIX_ROWS)]
+        random.Random(7).shuffle(lengths)
         requests = [(words(max(8, n * 2 // 3), 1000 + i), max(8, n // 3)) for i, n in enumerate(lengths)]
         with serving(self.command("--batch", "16", "--prompt-cache", "0")) as server:
             seen = asyncio.run(_watched(server, requests))
@@ -98,7 +102,7 @@ class Bench(machine.QuietRun):
                 kv = server.get("/stats")["kv"]
             blocks = -(-CONTEXT // kv["block_tokens"])
             output = subprocess.run([self.binary, "bench", "--model", self.model, "--threads", str(self.threads), "--batch",
-                                     "1,4", "--prompt", str(CONTEXT - 64), "--generate", "48", "--json", *flags],
+                                     "1,4", "--prompt", str(CONTEXT - 64), "--generate", "48", "--repeat", "1", "--json", *flags],
                                     capture_output=True, text=True, check=True, timeout=1800).stdout
             decode = json.loads(output.strip().splitlines()[-1])["decode"]
             self.report["rows"][name] = {"rows": kv["blocks_total"] // blocks,

@@ -105,8 +105,13 @@ def unit() -> Count:
 
 
 def asan() -> Count:
-    return ctest("asan", "asan", {"ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_string_checks=1",
-                                  "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1"})
+    """All rooms but the families, whose code unit_serve's forwards run."""
+    # MLX's own containers are not instrumented, and mixing both kinds upsets that one check.
+    return ctest("asan", "asan", {"ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_string_checks=1:"
+                                                  "detect_container_overflow=0",
+                                  "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1"},
+                 tuple(f"unit_{room}" for room in ("kernels", "sample", "text", "ops", "kv", "checkpoint", "serve", "api",
+                                                   "http")))
 
 
 def tsan() -> Count:

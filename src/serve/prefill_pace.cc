@@ -5,7 +5,7 @@
 namespace galley::serve {
 namespace {
 
-constexpr std::size_t kLeast = 4;   // below, reading the weights for so few tokens would be most of the work
+constexpr std::size_t kLeast = 1;   // the weights are read for the running rows anyway
 constexpr std::size_t kFirst = 32;  // until a token's time is known
 constexpr int kRefresh = 50;        // steps with prompts after which one without shows anew what that takes
 // Weights of the latest step: times change with the context and the neighbours. Steps without prompts are rare.
