@@ -12,22 +12,22 @@ from mlx_lm.utils import load_model
 
 VOCAB = 256
 
-LLAMA = dict(
-    model_type="llama",
-    architectures=["LlamaForCausalLM"],
+# What all the tiny models have.
+TINY = dict(
     hidden_size=64,
-    num_hidden_layers=3,
+    num_hidden_layers=4,
     intermediate_size=128,
     num_attention_heads=4,
     num_key_value_heads=2,
     rms_norm_eps=1e-6,
     vocab_size=VOCAB,
-    rope_theta=1e4,
     max_position_embeddings=2048,
     tie_word_embeddings=True,
     eos_token_id=VOCAB - 1,
     bos_token_id=1,
 )
+
+LLAMA = dict(TINY, model_type="llama", architectures=["LlamaForCausalLM"], num_hidden_layers=3, rope_theta=1e4)
 
 LLAMA3_ROPE = dict(
     rope_type="llama3",
@@ -57,54 +57,25 @@ QWEN3_MOE = dict(
     norm_topk_prob=True,
 )
 
-GEMMA3 = dict(
-    model_type="gemma3_text",
-    architectures=["Gemma3ForCausalLM"],
-    hidden_size=64,
-    num_hidden_layers=4,
-    intermediate_size=128,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    rms_norm_eps=1e-6,
-    vocab_size=VOCAB,
-    rope_theta=1e6,
-    rope_local_base_freq=1e4,
-    query_pre_attn_scalar=24,
-    sliding_window=16,
-    sliding_window_pattern=3,
-    max_position_embeddings=2048,
-    tie_word_embeddings=True,
-    eos_token_id=VOCAB - 1,
-    bos_token_id=1,
-)
+# Two layers that slide to one that doesn't.
+SLIDING = dict(TINY, head_dim=16, sliding_window=16, sliding_window_pattern=3)
+
+GEMMA3 = dict(SLIDING, model_type="gemma3_text", architectures=["Gemma3ForCausalLM"], rope_theta=1e6,
+              rope_local_base_freq=1e4, query_pre_attn_scalar=24)
 
 # Gemma 4 in its three shapes. Heads of full layers are larger than those of sliding ones.
 GEMMA4 = dict(
+    SLIDING,
     model_type="gemma4_text",
     architectures=["Gemma4ForCausalLM"],
-    hidden_size=64,
-    num_hidden_layers=4,
-    intermediate_size=128,
-    num_attention_heads=4,
-    num_key_value_heads=2,
     num_global_key_value_heads=1,
     attention_k_eq_v=True,
-    head_dim=16,
     global_head_dim=32,
-    rms_norm_eps=1e-6,
-    vocab_size=VOCAB,
     vocab_size_per_layer_input=VOCAB,
     hidden_size_per_layer_input=0,
     num_kv_shared_layers=0,
     use_double_wide_mlp=False,
     final_logit_softcapping=3.0,  # of the size of these models' logits, so that it bends them
-    sliding_window=16,
-    sliding_window_pattern=3,
-    max_position_embeddings=2048,
-    tie_word_embeddings=True,
-    eos_token_id=VOCAB - 1,
-    bos_token_id=1,
 )
 
 # Of its six layers (two sliding, one full, twice) the last three read the keys and values of the first three.
@@ -236,6 +207,12 @@ VARIANTS = [
     Variant("tied bf16, 3 sliding : 1 full, KV 4-bit g64, plain, 8-bit g32, 8-bit g64", mx.bfloat16,
             dict(head_dim=64, sliding_window_pattern=4), family="gemma3", kv_quant="config",
             kv_config=[(0, 4, 64), (2, 8, 32), (3, 8, 64)]),
+    Variant("tied bf16, KV 8-bit g64", mx.bfloat16, dict(head_dim=64, global_head_dim=128), family="gemma4", kv_quant="8"),
+    Variant("tied f32, KV 4-bit g32", mx.float32, dict(head_dim=32), family="e4b", kv_quant="4"),
+    Variant("tied bf16, 4-bit g32, KV 8-bit g64, plain, 4-bit g32", mx.bfloat16, dict(head_dim=64), bits=4, group=32,
+            family="e4b", kv_quant="config", kv_config=[(0, 8, 64), (2, 4, 32)]),
+    Variant("tied bf16, 4-bit g64, KV plain, 4-bit g64, 8-bit g64", mx.bfloat16, dict(head_dim=64, global_head_dim=64),
+            bits=4, group=64, family="moe", kv_quant="config", kv_config=[(1, 4, 64), (2, 8, 64)]),
 ]
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import cases  # noqa: E402
+import divergence  # noqa: E402
 import families  # noqa: E402
 import oracle  # noqa: E402
 
@@ -85,7 +86,7 @@ def comparison_can_fail(expected, found, serial):
     return all(differences(expected, plant, serial) is not None for plant in planted)
 
 
-def markdown(rows, passed, failed):
+def markdown(rows, drifts, passed, failed):
     lines = [
         "# Parity",
         "",
@@ -106,7 +107,7 @@ def markdown(rows, passed, failed):
     ]
     for *columns, problem in rows:
         lines.append(f"| {' | '.join(map(str, columns))} | {problem or 'equal'} |")
-    lines += ["", f"{passed} passed, {failed} failed", ""]
+    lines += ["", f"{passed} passed, {failed} failed", "", *divergence.markdown(drifts)]
     return "\n".join(lines)
 
 
@@ -116,7 +117,8 @@ def main():
     parser.add_argument("--only", default="", help="run the models whose family and name hold this")
     options = parser.parse_args()
 
-    rows, passed, failed, started = [], 0, 0, time.time()
+    rows, drifts, passed, failed, started = [], {}, 0, 0, time.time()
+    drifting = list(divergence.watched(families.VARIANTS))
     with tempfile.TemporaryDirectory(prefix="galley-parity-") as temporary:
         scratch = Path(temporary)
         for number, variant in enumerate(
@@ -124,12 +126,18 @@ def main():
             folder, result = scratch / f"model-{number}", scratch / f"result-{number}.bin"
             families.build(variant, folder)
             script = cases.of(families.text_config_of(variant), variant)
-            (scratch / "script.json").write_text(json.dumps(script))
+            # The driver alone runs these too; the oracle has no part in how far B=N is from B=1.
+            watched = divergence.case_of(script) if variant in drifting else 0
+            alone = [divergence.alone(script[watched])] if variant in drifting else []
+            (scratch / "script.json").write_text(json.dumps(script + alone))
             driver = subprocess.Popen([options.driver, folder, scratch / "script.json", result, variant.kv_quant])
             model = families.load(folder)
             expected = oracle.run_all(model, script, variant, folder)
             broken = driver.wait(timeout=600) != 0
             found = {} if broken else read_results(result)
+            if alone and not broken:
+                drifts[variant.family] = divergence.measure(variant, found[len(script)], found[watched])
+                print(drifts[variant.family].line(), flush=True)
             for index, case in enumerate(script):
                 have = found.get(index, oracle.Run([], []))
                 serial = case["mode"] == "serial"
@@ -143,7 +151,7 @@ def main():
                 passed, failed = passed + (problem is None), failed + (problem is not None)
                 print(f"{variant.family} | {variant.name} | {rung} | {case['name']} | {problem or 'equal'}", flush=True)
     if not options.only:
-        (ROOT / "docs/parity.md").write_text(markdown(rows, passed, failed))
+        (ROOT / "docs/parity.md").write_text(markdown(rows, drifts, passed, failed))
     print(f"{time.time() - started:.0f} s")
     print(f"{passed} passed, {failed} failed")
     return 1 if failed or not passed else 0
