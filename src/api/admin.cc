@@ -66,6 +66,8 @@ OutJson kv_json(const models::KvUsage& kv) {
   json["unused_bytes"] = kv.unused_bytes;
   json["cached_bytes"] = kv.cached_bytes;
   json["reserved_bytes"] = kv.reserved_bytes;
+  json["window_used_bytes"] = kv.window_used_bytes;
+  json["window_cached_bytes"] = kv.window_cached_bytes;
   json["blocks_total"] = kv.blocks_total;
   json["blocks_free"] = kv.blocks_free;
   json["blocks_cached"] = kv.blocks_cached;

@@ -2,133 +2,74 @@
 
 #include <algorithm>
 #include <cstring>
-#include <ranges>
-#include <stdexcept>
+#include <utility>
 
 namespace galley::kv {
 
-namespace {
-
-kernels::PagedKv layer_view(const ops::AttentionSpec& layer, kernels::KvElement element, ops::KvFormat format,
-                            int block_tokens) {
-  kernels::PagedKv view;
-  view.element = element;
-  if (format.quantized()) {
-    view.element = format.bits == 8 ? kernels::KvElement::code8 : kernels::KvElement::code4;
-    view.group = format.group;
-  }
-  view.kv_heads = layer.kv_heads;
-  view.head_dim = layer.head_dim;
-  view.block_tokens = block_tokens;
-  view.block_stride = (view.block_bytes() + 63) / 64 * 64;
-  return view;
-}
-
-std::vector<kernels::PagedKv> views_of(std::span<const ops::AttentionSpec> layers, kernels::KvElement element,
-                                       int block_tokens, std::span<const ops::KvFormat> formats) {
-  std::vector<kernels::PagedKv> views;
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    views.push_back(layer_view(layers[i], element, formats.empty() ? ops::KvFormat{} : formats[i], block_tokens));
-  }
-  return views;
-}
-
-}  // namespace
-
-std::size_t PagedKv::block_bytes(std::span<const ops::AttentionSpec> layers, kernels::KvElement element,
-                                 int block_tokens, std::span<const ops::KvFormat> formats) {
-  std::size_t bytes = 0;
-  for (const kernels::PagedKv& view : views_of(layers, element, block_tokens, formats)) bytes += view.block_stride;
-  return bytes;
-}
-
-PagedKv::PagedKv(std::span<const ops::AttentionSpec> layers, kernels::KvElement element, std::size_t budget_bytes,
-                 int block_tokens, std::span<const ops::KvFormat> formats)
-    : block_bytes_(block_bytes(layers, element, block_tokens, formats)),
-      pool_(static_cast<int>(std::min<std::size_t>(budget_bytes / block_bytes_, 1U << 26U)), block_tokens) {
-  regions_.reserve(layers.size());
-  layers_.resize(layers.size());
-  const std::vector<kernels::PagedKv> views = views_of(layers, element, block_tokens, formats);
-  for (std::size_t i = 0; i < layers.size(); ++i) {
+PagedKv::PagedKv(Layout layout, std::size_t budget_bytes)
+    : layout_(std::move(layout)),
+      pool_(static_cast<int>(std::min<std::size_t>(budget_bytes / layout_.unit_bytes, 1U << 26U)), layout_.block_tokens,
+            layout_.text_units, layout_.window_units),
+      layers_(layout_.layers.size()) {
+  const auto units = static_cast<std::size_t>(pool_.total());
+  // With one kind of layers each has a region of its own, so that what is read together lies together.
+  const bool together = layout_.window_units > 0;
+  if (together) regions_.emplace_back(layout_.unit_bytes * units);
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    const Layout::Layer& layer = layout_.layers[i];
     kernels::PagedKv& view = layers_[i].view;
-    view = views[i];
-    regions_.emplace_back(view.block_stride * static_cast<std::size_t>(pool_.total()));
-    view.data = regions_.back().data();
+    view = layer.view;
+    layers_[i].table = layer.unit;
+    if (!together) regions_.emplace_back(view.block_stride * units);
+    view.data = regions_.back().data() + (together ? layer.offset : 0);
     pointers_.push_back(&layers_[i]);
   }
 }
 
+/// Where the layer's part of a text block, or of its window block, begins.
+std::byte* PagedKv::place(std::size_t layer, std::int32_t block) const {
+  const Layout::Layer& where = layout_.layers[layer];
+  std::int32_t unit = where.slides ? pool_.window(block) : block;
+  for (int i = where.slides ? layout_.text_units : 0; i < where.unit; ++i) unit = pool_.next_unit(unit);
+  const kernels::PagedKv& view = layers_[layer].view;
+  return view.data + static_cast<std::size_t>(unit) * view.block_stride;
+}
+
 void PagedKv::copy(std::int32_t from, std::int32_t to) {
-  for (const ops::PagedLayerKv& layer : layers_) {
-    const std::size_t n = layer.view.block_stride;
-    std::memcpy(layer.view.data + static_cast<std::size_t>(to) * n,
-                layer.view.data + static_cast<std::size_t>(from) * n, n);
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    std::memcpy(place(i, to), place(i, from), layers_[i].view.block_bytes());
   }
 }
 
-void PagedKv::copy_out(std::int32_t block, std::span<std::byte> bytes) const {
-  for (const ops::PagedLayerKv& layer : layers_) {
-    const std::size_t n = layer.view.block_stride;
-    std::memcpy(bytes.data(), layer.view.data + static_cast<std::size_t>(block) * n, n);
+std::span<const std::byte> PagedKv::copy_out(std::int32_t block, std::span<std::byte> bytes) const {
+  std::size_t filled = 0;
+  for (const bool window : {false, true}) {
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      if (layout_.layers[i].slides != window || (window && !pool_.has_window(block))) continue;
+      const std::size_t n = layers_[i].view.block_bytes();
+      std::memcpy(bytes.data() + filled, place(i, block), n);
+      filled += n;
+    }
+  }
+  return bytes.first(filled);
+}
+
+void PagedKv::fill(std::int32_t block, bool window, std::span<const std::byte> bytes) {
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    if (layout_.layers[i].slides != window) continue;
+    const std::size_t n = layers_[i].view.block_bytes();
+    std::memcpy(place(i, block), bytes.data(), n);
     bytes = bytes.subspan(n);
   }
 }
 
 void PagedKv::copy_in(std::int32_t block, std::span<const std::byte> bytes) {
-  for (const ops::PagedLayerKv& layer : layers_) {
-    const std::size_t n = layer.view.block_stride;
-    std::memcpy(layer.view.data + static_cast<std::size_t>(block) * n, bytes.data(), n);
-    bytes = bytes.subspan(n);
-  }
+  fill(block, false, bytes.first(layout_.text_bytes));
+  if (bytes.size() > layout_.text_bytes) copy_in_window(block, bytes);
 }
 
-PagedRow::PagedRow(BlockPool& pool, int tokens, std::span<const std::int32_t> shared)
-    : table_(shared.begin(), shared.end()),
-      length_(static_cast<int>(shared.size()) * pool.block_tokens()),
-      reserved_(pool.blocks_for(tokens) - static_cast<int>(shared.size())) {
-  for (const std::int32_t block : shared) pool.retain(block);
-  if (!pool.reserve(reserved_)) throw std::logic_error("KV row admitted without free blocks");
-}
-
-void PagedRow::adopt(BlockPool& pool, std::span<const std::int32_t> shared) {
-  // First the promise back, then the blocks: what was cached among them counts as unreserved until it is retained.
-  const auto n = static_cast<int>(shared.size());
-  pool.unreserve(n);
-  reserved_ -= n;
-  for (const std::int32_t block : shared) {
-    pool.retain(block);
-    table_.push_back(block);
-  }
-  length_ += n * pool.block_tokens();
-}
-
-void PagedRow::exchange(BlockPool& pool, std::size_t at, std::int32_t block) {
-  pool.retain(block);
-  pool.release(table_[at]);
-  table_[at] = block;
-}
-
-int PagedRow::growth(const BlockPool& pool, int n) const {
-  return std::max(0, pool.blocks_for(length_ + n) - static_cast<int>(table_.size()) - reserved_);
-}
-
-void PagedRow::grow(BlockPool& pool, int n) {
-  length_ += n;
-  while (static_cast<int>(table_.size()) * pool.block_tokens() < length_) {
-    if (reserved_ == 0) {
-      if (!pool.reserve(1)) throw std::logic_error("KV row grown without free blocks");
-      ++reserved_;
-    }
-    table_.push_back(pool.take());
-    --reserved_;
-  }
-}
-
-void PagedRow::release(BlockPool& pool) {
-  for (const std::int32_t block : std::views::reverse(table_)) pool.release(block);
-  pool.unreserve(reserved_);
-  table_.clear();
-  reserved_ = 0;
+void PagedKv::copy_in_window(std::int32_t block, std::span<const std::byte> bytes) {
+  fill(block, true, bytes.subspan(layout_.text_bytes));
 }
 
 }  // namespace galley::kv

@@ -29,11 +29,12 @@ class PrefixArchive {
   /// Saves one block; false: nothing is left to save.
   bool save_next();
 
-  /// Loads the stored blocks that continue the text ending in `parent` with `tokens`, whole blocks only, growing `row`
-  /// (which ends at that block's border) by each, and makes them known. Returns how many.
+  /// Loads the stored blocks that continue the text of `row`, which ends in block `parent`, with `tokens`, whole blocks
+  /// only, and makes them known. The row goes on with those that are usable; returns how many.
   std::size_t load(PagedRow& row, std::int32_t parent, std::span<const std::int32_t> tokens);
 
  private:
+  bool settle(std::int32_t parent, std::span<const std::int32_t> text, PrefixStore::Stored stored);
   /// The store's id of a known block, or kRoot; -1: it isn't stored.
   [[nodiscard]] PrefixStore::Id id(std::int32_t block) const;
 
@@ -43,6 +44,8 @@ class PrefixArchive {
   std::unordered_map<std::int32_t, PrefixStore::Id> ids_;  ///< of the known blocks that are stored
   std::deque<std::int32_t> unsaved_;                       ///< in the order they were noted: a text's beginning first
   std::vector<std::byte> bytes_;                           ///< of one block
+  std::vector<std::int32_t> loaded_;                       ///< held while load() goes on
+  std::size_t first_window_ = 0;                           ///< of these, the first whose window block is held
 };
 
 }  // namespace galley::kv

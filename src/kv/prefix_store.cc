@@ -175,7 +175,8 @@ void PrefixStore::open() {
   db.insert = {raw,
                "INSERT INTO block (parent, tokens, used, checksum, bytes) VALUES (nullif(?1, 0), ?2, ?3, ?4, ?5)"
                " ON CONFLICT (ifnull(parent, 0), tokens) DO UPDATE SET used = excluded.used,"
-               " checksum = excluded.checksum, bytes = excluded.bytes RETURNING id"};
+               " checksum = iif(length(bytes) > length(excluded.bytes), checksum, excluded.checksum),"
+               " bytes = iif(length(bytes) > length(excluded.bytes), bytes, excluded.bytes) RETURNING id"};
   db.remove = {raw,
                "WITH RECURSIVE doomed (id) AS (SELECT ?1 UNION SELECT block.id FROM block JOIN doomed"
                " ON block.parent = doomed.id) DELETE FROM block WHERE id IN doomed"};
@@ -201,8 +202,8 @@ void PrefixStore::give_up(const std::string& why) {
   }
 }
 
-std::optional<PrefixStore::Id> PrefixStore::load(Id parent, std::span<const std::int32_t> tokens,
-                                                 std::span<std::byte> bytes) {
+std::optional<PrefixStore::Stored> PrefixStore::load(Id parent, std::span<const std::int32_t> tokens,
+                                                     std::span<std::byte> bytes) {
   if (!database_) return {};
   try {
     Statement& find = database_->find;
@@ -212,7 +213,8 @@ std::optional<PrefixStore::Id> PrefixStore::load(Id parent, std::span<const std:
     if (!find.step()) return {};
     const Id id = find.integer(0);
     const std::span<const std::byte> stored = find.blob(2);
-    const bool whole = stored.size() == bytes.size() && find.integer(1) == checksum(tokens, stored);
+    const std::size_t size = stored.size();
+    const bool whole = fits(size) && size <= bytes.size() && find.integer(1) == checksum(tokens, stored);
     if (whole) std::memcpy(bytes.data(), stored.data(), stored.size());
     find.reset();
     if (!whole) {
@@ -227,7 +229,7 @@ std::optional<PrefixStore::Id> PrefixStore::load(Id parent, std::span<const std:
     database_->touch.bind(1, id);
     database_->touch.bind(2, ++clock_);
     database_->touch.step();
-    return id;
+    return Stored{id, size};
   } catch (const SqliteError& failure) {
     fail(failure.what());
     return {};
@@ -236,7 +238,7 @@ std::optional<PrefixStore::Id> PrefixStore::load(Id parent, std::span<const std:
 
 std::optional<PrefixStore::Id> PrefixStore::save(Id parent, std::span<const std::int32_t> tokens,
                                                  std::span<const std::byte> bytes) {
-  if (!database_ || bytes.size() != options_.block_bytes || options_.max_bytes < bytes.size()) return {};
+  if (!database_ || !fits(bytes.size()) || options_.max_bytes < options_.block_bytes) return {};
   try {
     Statement& insert = database_->insert;
     insert.reset();

@@ -26,8 +26,10 @@ class PrefixStore {
   struct Options {
     std::filesystem::path folder;  ///< made if it isn't there
     std::string identity;          ///< blocks of another identity are never read
-    std::size_t block_bytes = 0;
-    std::size_t max_bytes = 0;  ///< of blocks; beyond it those used longest ago go, ends of texts first
+    std::size_t block_bytes = 0;   ///< of a block
+    std::size_t least_bytes = 0;   ///< of a block that lacks its last part; 0: no block may
+    std::size_t max_bytes =
+        0;  ///< of blocks, each counted whole; beyond it those used longest ago go, ends of texts first
     std::function<void(const std::string&)> warn = {};
   };
 
@@ -38,11 +40,17 @@ class PrefixStore {
   PrefixStore(PrefixStore&&) noexcept;
   PrefixStore& operator=(PrefixStore&&) noexcept;
 
+  /// A block that was found: block_bytes or least_bytes.
+  struct Stored {
+    Id id;
+    std::size_t bytes;
+  };
   /// Copies the block that continues the text ending in `parent` with `tokens` to `bytes` [block_bytes]. Nothing when
   /// there is none, or it is damaged (it is removed then).
-  [[nodiscard]] std::optional<Id> load(Id parent, std::span<const std::int32_t> tokens, std::span<std::byte> bytes);
+  [[nodiscard]] std::optional<Stored> load(Id parent, std::span<const std::int32_t> tokens, std::span<std::byte> bytes);
 
-  /// Keeps a block. Nothing when it could not be kept, for one because `parent` is not there any more.
+  /// Keeps a block; one with its last part replaces one without, but not the other way round. Nothing when it could not
+  /// be kept, for one because `parent` is not there any more.
   std::optional<Id> save(Id parent, std::span<const std::int32_t> tokens, std::span<const std::byte> bytes);
 
   /// Blocks stored, and whether the file is in use at all.
@@ -55,6 +63,9 @@ class PrefixStore {
   struct Database;
   class Statement;
 
+  [[nodiscard]] bool fits(std::size_t bytes) const {
+    return bytes == options_.block_bytes || (bytes > 0 && bytes == options_.least_bytes);
+  }
   void open();
   void shrink();
   void fail(const std::string& why);

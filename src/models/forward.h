@@ -59,6 +59,10 @@ struct KvUsage {
   std::size_t unused_bytes = 0;    ///< of used_bytes, those that no token has been written to yet (paged)
   std::size_t cached_bytes = 0;    ///< held by none, remembered for prompts to come
   std::size_t reserved_bytes = 0;  ///< promised to rows, used or not
+  // Of used_bytes and cached_bytes, those of sliding layers that don't keep the whole text (paged).
+  std::size_t window_used_bytes = 0;
+  std::size_t window_cached_bytes = 0;
+  // Of models with sliding layers: in whole blocks' worth of memory, for all layers.
   int blocks_total = 0;
   int blocks_free = 0;    ///< held by no row
   int blocks_cached = 0;  ///< of the free ones, those remembered

@@ -16,12 +16,15 @@ FusedForward::FusedForward(std::shared_ptr<ops::FusedOps> ops, std::shared_ptr<c
       model_(std::move(model)),
       contiguous_(options.contiguous_tokens > 0),
       sharing_(ops_->invariant() && !contiguous_),
-      kv_(model_->attention_layers(), options.kv_element, options.kv_budget_bytes,
-          contiguous_ ? options.contiguous_tokens : kv::PagedKv::kBlockTokens, options.kv_formats),
+      kv_(kv::Layout(model_->attention_layers(), options.kv_element,
+                     contiguous_ ? options.contiguous_tokens : kv::PagedKv::kBlockTokens, options.kv_formats,
+                     !contiguous_),
+          options.kv_budget_bytes),
+      sliding_(kv_.layout().sliding(options.prefill_step)),
       index_(kv_.pool()) {
   if (options.prompt_cache_bytes) {
-    const std::size_t blocks = *options.prompt_cache_bytes / kv_.block_bytes();
-    kv_.pool().limit_cache(static_cast<int>(std::min(blocks, static_cast<std::size_t>(kv_.pool().total()))));
+    const std::size_t units = *options.prompt_cache_bytes / kv_.layout().unit_bytes;
+    kv_.pool().limit_cache(static_cast<int>(std::min(units, static_cast<std::size_t>(kv_.pool().total()))));
   }
   if (options.prefix_store && sharing_) {
     archive_ = std::make_unique<kv::PrefixArchive>(kv_, index_, std::move(*options.prefix_store));
@@ -38,7 +41,6 @@ FusedForward::~FusedForward() = default;
 
 KvUsage FusedForward::kv() const {
   const kv::BlockPool& pool = kv_.pool();
-  const auto bytes = [&](int blocks) { return static_cast<std::size_t>(blocks) * kv_.block_bytes(); };
   KvUsage usage;
   usage.budget_bytes = bytes(pool.total());
   usage.used_bytes = bytes(pool.held());
@@ -47,33 +49,38 @@ KvUsage FusedForward::kv() const {
     unused += static_cast<int>(row.kv.table().size()) * pool.block_tokens() - row.kv.length();
   }
   usage.unused_bytes =
-      static_cast<std::size_t>(unused) * kv_.block_bytes() / static_cast<std::size_t>(pool.block_tokens());
+      static_cast<std::size_t>(unused) * kv_.layout().block_bytes() / static_cast<std::size_t>(pool.block_tokens());
   usage.cached_bytes = bytes(pool.cached());
   usage.reserved_bytes = bytes(pool.total() - pool.unreserved());
-  usage.blocks_total = pool.total();
-  usage.blocks_free = pool.free() + pool.cached();
-  usage.blocks_cached = pool.cached();
+  usage.window_used_bytes = bytes(pool.windows_held());
+  usage.window_cached_bytes = bytes(pool.windows_cached());
+  usage.blocks_total = pool.total() / pool.block_units();
+  usage.blocks_free = (pool.free() + pool.cached()) / pool.block_units();
+  usage.blocks_cached = pool.cached() / pool.block_units();
   usage.block_tokens = pool.block_tokens();
   return usage;
 }
 
+std::size_t FusedForward::bytes(int units) const { return static_cast<std::size_t>(units) * kv_.layout().unit_bytes; }
+
 std::size_t FusedForward::bytes_for(int tokens) const {
-  return static_cast<std::size_t>(kv_.pool().blocks_for(tokens)) * kv_.block_bytes();
+  return static_cast<std::size_t>(kv_.layout().row_units(kv_.pool().blocks_for(tokens), sliding_)) *
+         kv_.layout().unit_bytes;
 }
 
 int FusedForward::max_row_tokens() const {
-  const std::int64_t blocks = contiguous_ ? std::min(1, kv_.pool().total()) : kv_.pool().total();
+  const std::int64_t held = kv_.layout().row_blocks(kv_.pool().total(), sliding_);
+  const std::int64_t blocks = contiguous_ ? std::min<std::int64_t>(1, held) : held;
   const std::int64_t tokens = blocks * kv_.pool().block_tokens();
   return static_cast<int>(std::min<std::int64_t>(tokens, 1 << 30));
 }
 
 bool FusedForward::can_join(const RowSpec& spec) const {
   const kv::BlockPool& pool = kv_.pool();
-  int needed = pool.blocks_for(reserved_tokens(spec));
-  // A block for the growth of each row that is there keeps a join from being undone by the very next steps.
-  if (shares(spec)) needed += static_cast<int>(rows_.size());
-  for (const std::int32_t block : shared_blocks(spec)) {
-    if (pool.references(block) > 0) --needed;  // a cached one is taken from the unreserved like any other
+  int needed = kv::PagedRow::needs(pool, sliding_, reserved_tokens(spec), shared_blocks(spec));
+  for (const auto& [id, row] : rows_) {
+    // A block for the growth of each row that is there keeps a join from being undone by the very next steps.
+    needed += std::max(row.kv.growth(pool, 0), shares(spec) ? pool.block_units() : 0);
   }
   return needed <= pool.unreserved();
 }
@@ -83,12 +90,18 @@ int FusedForward::reserved_tokens(const RowSpec& spec) const {
 }
 
 bool FusedForward::fits(const StepPlan& plan) const {
+  const kv::BlockPool& pool = kv_.pool();
   int needed = 0;
-  for (const RowId id : plan.decode) needed += rows_.at(id).kv.growth(kv_.pool(), 1);
-  for (const PromptPart& part : plan.prompt) {
-    needed += rows_.at(part.row).kv.growth(kv_.pool(), static_cast<int>(part.tokens.size()));
+  for (const auto& [id, row] : rows_) {
+    if (!row.left) needed += row.kv.growth(pool, 0);
   }
-  return needed <= kv_.pool().unreserved();
+  const auto grow = [&](RowId id, int n) {
+    const kv::PagedRow& row = rows_.at(id).kv;
+    needed += row.growth(pool, n) - row.growth(pool, 0);
+  };
+  for (const RowId id : plan.decode) grow(id, 1);
+  for (const PromptPart& part : plan.prompt) grow(part.row, static_cast<int>(part.tokens.size()));
+  return needed <= pool.unreserved();
 }
 
 RowId FusedForward::join(const RowSpec& spec) {
@@ -98,7 +111,7 @@ RowId FusedForward::join(const RowSpec& spec) {
   }
   Row row;
   const std::vector<std::int32_t> shared = shared_blocks(spec);
-  row.kv = kv::PagedRow(kv_.pool(), reserved_tokens(spec), shared);
+  row.kv = kv::PagedRow(kv_.pool(), sliding_, reserved_tokens(spec), shared);
   row.sampler = spec.sampler;
   if (sharing_) row.prompt = spec.prompt;
   row.known = shared.size();
@@ -113,7 +126,9 @@ RowId FusedForward::join(const RowSpec& spec) {
 /// The blocks a new row begins with: never the one of the prompt's last token, whose logits are wanted.
 std::vector<std::int32_t> FusedForward::shared_blocks(const RowSpec& spec) const {
   if (!shares(spec)) return {};
-  return index_.find(kv::PrefixIndex::kRoot, spec.prompt.first(spec.prompt.size() - 1));
+  auto found = index_.find(kv::PrefixIndex::kRoot, spec.prompt.first(spec.prompt.size() - 1));
+  found.resize(kv::PagedRow::usable(kv_.pool(), sliding_, 0, found));
+  return found;
 }
 
 Reuse FusedForward::reuse(RowId id) {
@@ -124,8 +139,9 @@ Reuse FusedForward::reuse(RowId id) {
   if (row.known * block_tokens == length && length < row.prompt.size()) {
     const std::int32_t parent = row.known == 0 ? kv::PrefixIndex::kRoot : row.kv.table().back();
     const auto rest = row.prompt.subspan(length, row.prompt.size() - 1 - length);
-    const std::vector<std::int32_t> found = index_.find(parent, rest);
-    row.kv.adopt(kv_.pool(), found);
+    std::vector<std::int32_t> found = index_.find(parent, rest);
+    found.resize(row.kv.usable(kv_.pool(), found));
+    if (!row.kv.adopt(kv_.pool(), found)) found.clear();
     row.known += found.size();
     const auto reused = rest.first(found.size() * block_tokens);
     row.tokens.insert(row.tokens.end(), reused.begin(), reused.end());
@@ -157,10 +173,17 @@ void FusedForward::copy_part(RowId id, Row& row) {
     if (common > part.tokens) part = {other.kv.table()[row.known], common};
   }
   kv::BlockPool& pool = kv_.pool();
-  if (part.tokens == 0 || (pool.references(part.block) == 0 && pool.unreserved() == 0)) return;
+  const bool windows = pool.window_units() > 0;
+  if (part.tokens == 0 || (windows && !pool.has_window(part.block))) return;
+  if (row.kv.growth(pool, static_cast<int>(part.tokens)) > 0) return;  // others may count on the rest
+  const int cached = (pool.references(part.block) == 0 ? pool.text_units() : 0) +
+                     (windows && pool.window_references(part.block) == 0 ? pool.window_units() : 0);
+  if (cached > pool.unreserved()) return;
   pool.retain(part.block);  // or the growth could evict it
+  if (windows) pool.retain_window(part.block);
   row.kv.grow(pool, static_cast<int>(part.tokens));
   kv_.copy(part.block, row.kv.table().back());
+  if (windows) pool.release_window(part.block);
   pool.release(part.block);
   row.tokens.insert(row.tokens.end(), rest.begin(), rest.begin() + static_cast<std::ptrdiff_t>(part.tokens));
 }
@@ -250,13 +273,27 @@ void FusedForward::add_tokens(ops::RaggedStep& step, Row& row, std::span<const s
   }
 }
 
+/// A table for each unit of a block: those of text blocks, then those of window blocks.
 void FusedForward::fill_tables(ops::RaggedStep& step, std::span<const Row* const> rows) const {
+  const kv::BlockPool& pool = kv_.pool();
   std::size_t stride = 1;
   for (const Row* row : rows) stride = std::max(stride, row->kv.table().size());
   step.table_stride = static_cast<int>(stride);
-  step.tables.assign(stride * rows.size(), 0);
+  step.row_count = static_cast<int>(rows.size());
+  const std::size_t size = stride * rows.size();
+  step.tables.assign(size * static_cast<std::size_t>(pool.block_units()), 0);
   for (std::size_t r = 0; r < rows.size(); ++r) {
-    std::ranges::copy(rows[r]->kv.table(), step.tables.begin() + static_cast<std::ptrdiff_t>(r * stride));
+    const std::span<const std::int32_t> blocks = rows[r]->kv.table();
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      std::size_t at = r * stride + i;
+      const auto write = [&](std::int32_t block) {
+        for (std::int32_t unit = block; unit != kv::BlockPool::kNone; unit = pool.next_unit(unit), at += size) {
+          step.tables[at] = unit;
+        }
+      };
+      write(blocks[i]);
+      if (pool.window_units() > 0 && i >= rows[r]->kv.first_window()) write(pool.window(blocks[i]));
+    }
   }
 }
 
@@ -317,7 +354,10 @@ std::vector<Emission> FusedForward::collect() {
     const bool failed = std::ranges::any_of(emissions, [id](const Emission& e) { return e.row == id && e.fault; });
     if (Row& row = rows_.at(id); !row.left && !failed) remember(row);
   }
-  if (flying_.empty()) drop_left_rows();
+  if (flying_.empty()) {
+    drop_left_rows();
+    for (auto& [id, row] : rows_) row.kv.slide(kv_.pool());
+  }
   return emissions;
 }
 
@@ -365,8 +405,13 @@ std::vector<Emission> FusedForward::rerun(const Flight& lost) {
     copy(all.tokens, step->tokens, begin, end);
     copy(all.positions, step->positions, begin, end);
     const auto stride = static_cast<std::size_t>(all.table_stride);
-    copy(all.tables, step->tables, r * stride, (r + 1) * stride);
+    const std::size_t size = stride * static_cast<std::size_t>(all.row_count);
+    for (std::size_t table = 0; table < all.tables.size(); table += size) {
+      const std::int32_t* from = all.tables.data() + table + r * stride;
+      step->tables.insert(step->tables.end(), from, from + stride);
+    }
     step->rows.assign(step->tokens.size(), 0);
+    step->row_count = 1;
     step->table_stride = all.table_stride;
     step->want_logits = all.want_logits;
     const RowId id = lost.rows[r];
@@ -415,6 +460,7 @@ std::vector<float> FusedForward::prompt_logits(std::span<const std::int32_t> tok
     ops::FusedOps::Result result = ops_->finish(model_->forward(*ops_, kv_.layers()));
     result.wait();
     all.insert(all.end(), result.logits().begin(), result.logits().end());
+    row.kv.slide(kv_.pool());
   }
   leave(id);
   return all;

@@ -29,6 +29,7 @@ struct FusedForwardOptions {
   /// Where blocks outlive the process; its block_bytes are those of this forward's pool.
   std::optional<kv::PrefixStore> prefix_store = {};
   std::vector<ops::KvFormat> kv_formats = {};  ///< one a layer; empty: nothing is quantized
+  int prefill_step = 2048;                     ///< tokens of the longest prompt part
 };
 
 class FusedForward final : public Forward {
@@ -79,6 +80,7 @@ class FusedForward final : public Forward {
   };
   using RowMap = std::map<RowId, Row>;
 
+  [[nodiscard]] std::size_t bytes(int units) const;
   void add_tokens(ops::RaggedStep& step, Row& row, std::span<const std::int32_t> tokens) const;
   void fill_tables(ops::RaggedStep& step, std::span<const Row* const> rows) const;
   void start(Flight& flight);
@@ -103,6 +105,7 @@ class FusedForward final : public Forward {
   bool contiguous_;
   bool sharing_;  ///< rows can begin with others' blocks
   kv::PagedKv kv_;
+  kv::Sliding sliding_;
   kv::PrefixIndex index_;
   std::unique_ptr<kv::PrefixArchive> archive_;  ///< may be null
   ForwardTraits traits_;

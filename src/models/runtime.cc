@@ -82,7 +82,7 @@ int context_of(const Checkpoint& checkpoint, const RuntimeOptions& options) {
 /// The store of blocks whose every bit these choices decide.
 std::optional<kv::PrefixStore> open_prefix_store(const Checkpoint& checkpoint, const RuntimeOptions& options,
                                                  const ops::FusedOps& ops, std::span<const ops::KvFormat> formats,
-                                                 std::size_t block, std::size_t budget) {
+                                                 const kv::Layout& layout, std::size_t budget) {
   if (options.prompt_cache_dir.empty()) return {};
   if (!ops.invariant()) {
     throw Error(400, "--prompt-cache-dir needs every fused op switched on: otherwise KV depends on who shares a batch",
@@ -92,10 +92,14 @@ std::optional<kv::PrefixStore> open_prefix_store(const Checkpoint& checkpoint, c
   constexpr int kNumerics = 1;
   std::string kv = options.kv_dtype;
   for (const ops::KvFormat& format : formats) kv += fmt::format(",{}/{}", format.bits, format.group);
+  // Blocks of models with layers of one kind are still what they were before there were two.
+  if (layout.window > 0) kv += fmt::format(" apart in windows of {}", layout.window);
+  const std::size_t block = layout.text_bytes + layout.window_bytes;
   const std::string identity =
       fmt::format("model {} kv {} block {} tokens, {} bytes isa {} numerics {}", fingerprint(checkpoint.path()), kv,
-                  kv::PagedKv::kBlockTokens, block, ops.isa().name, kNumerics);
-  return kv::PrefixStore({options.prompt_cache_dir, identity, block, budget, options.warn});
+                  layout.block_tokens, block, ops.isa().name, kNumerics);
+  const std::size_t without_window = layout.window > 0 ? layout.text_bytes : 0;
+  return kv::PrefixStore({options.prompt_cache_dir, identity, block, without_window, budget, options.warn});
 }
 
 struct Fused {
@@ -120,9 +124,12 @@ Fused make_fused(const Checkpoint& checkpoint, const RuntimeOptions& options, co
   }
   constexpr int kUnit = kernels::kKeyGroup;
   const int block_tokens = contiguous ? (context + kUnit - 1) / kUnit * kUnit : kv::PagedKv::kBlockTokens;
-  const std::size_t block = kv::PagedKv::block_bytes(model->attention_layers(), element, block_tokens, formats);
-  const auto blocks_a_row = static_cast<std::size_t>((context + block_tokens - 1) / block_tokens);
-  const std::size_t budget = budget_of(options, block * blocks_a_row * static_cast<std::size_t>(options.batch));
+  const kv::Layout layout(model->attention_layers(), element, block_tokens, formats, !contiguous);
+  const std::size_t block = layout.block_bytes();
+  const auto row_units =
+      layout.row_units((context + block_tokens - 1) / block_tokens, layout.sliding(options.prefill_step));
+  const std::size_t budget = budget_of(
+      options, layout.unit_bytes * static_cast<std::size_t>(row_units) * static_cast<std::size_t>(options.batch));
   if (budget < block) {
     throw Error(400, fmt::format("--kv-budget: {} bytes don't hold one KV block of {} bytes", budget, block), "",
                 "kv-budget");
@@ -131,8 +138,9 @@ Fused make_fused(const Checkpoint& checkpoint, const RuntimeOptions& options, co
                                       element,
                                       options.prompt_cache_bytes,
                                       contiguous ? block_tokens : 0,
-                                      open_prefix_store(checkpoint, options, *ops, formats, block, budget),
-                                      formats};
+                                      open_prefix_store(checkpoint, options, *ops, formats, layout, budget),
+                                      formats,
+                                      options.prefill_step};
   auto forward = std::make_shared<FusedForward>(ops, std::move(model), std::move(forward_options));
   return {std::move(ops), std::move(forward), budget, formats};
 }

@@ -61,7 +61,16 @@ void Batch::add_shared_prompts(models::StepPlan& plan, std::size_t budget) {
   }
   const std::vector<std::size_t> shares = share_prefill(left, budget);
   for (std::size_t i = 0; i < shares.size(); ++i) {
-    if (shares[i] > 0) plan.prompt.push_back(ready[i]->feed(shares[i], shares[i] == left[i]));
+    if (shares[i] == 0) continue;
+    // A prompt has reserved its KV, but part of that may have to be waited for: of what it gave up others may still
+    // hold a share. Before the next step rows are preempted if they must be.
+    const bool emits = shares[i] == left[i];
+    plan.prompt.push_back(ready[i]->next(shares[i], emits));
+    if (forward_->fits(plan)) {
+      ready[i]->feed(shares[i], emits);
+    } else {
+      plan.prompt.pop_back();
+    }
   }
   begin_decoding();
 }

@@ -43,7 +43,7 @@ void Row::joined(models::RowId id) {
 }
 
 models::PromptPart Row::feed(std::size_t tokens, bool emits) {
-  const models::PromptPart part{id_, std::span<const std::int32_t>(input_).subspan(fed_, tokens), emits};
+  const models::PromptPart part = next(tokens, emits);
   fed_ += tokens;
   if (context_->tally != nullptr) context_->tally->prompt_tokens += tokens;
   if (emits) {

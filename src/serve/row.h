@@ -72,7 +72,11 @@ class Row {
   [[nodiscard]] std::size_t prompt_left() const { return input_.size() - fed_; }
   /// The next `tokens` of the prompt are in the KV already.
   void skip(std::size_t tokens);
-  /// The next `tokens` of the prompt as a part of a plan; when it emits, the row decodes from now on.
+  /// The next `tokens` of the prompt as a part of a plan.
+  [[nodiscard]] models::PromptPart next(std::size_t tokens, bool emits) const {
+    return {id_, std::span<const std::int32_t>(input_).subspan(fed_, tokens), emits};
+  }
+  /// The same, and they are fed with that; when the part emits, the row decodes from now on.
   models::PromptPart feed(std::size_t tokens, bool emits);
 
   /// A step that samples a token for this row has been launched.

@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 #include <sqlite3.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -37,8 +39,11 @@ class PrefixStoreTest : public testing::Test {
   ~PrefixStoreTest() override { std::filesystem::remove_all(folder); }
 
   PrefixStore open(const std::string& identity = "model a", std::size_t blocks = 1000) {
-    return PrefixStore({folder / "cache", identity, kBytes, blocks * kBytes,
+    return PrefixStore({folder / "cache", identity, kBytes, 0, blocks * kBytes,
                         [this](const std::string& text) { warnings.push_back(text); }});
+  }
+  static std::optional<PrefixStore::Id> id_of(const std::optional<PrefixStore::Stored>& stored) {
+    return stored ? std::optional(stored->id) : std::nullopt;
   }
   static std::optional<int> seed_found(PrefixStore& store, PrefixStore::Id parent, const Tokens& tokens) {
     Bytes bytes(kBytes);
@@ -73,7 +78,7 @@ TEST_F(PrefixStoreTest, ATreeIsFoundAgainAfterReopening) {
   PrefixStore store = open();
   EXPECT_EQ(store.size(), 4U);
   Bytes bytes(kBytes);
-  const auto root = store.load(PrefixStore::kRoot, Tokens{1, 2}, bytes);
+  const auto root = id_of(store.load(PrefixStore::kRoot, Tokens{1, 2}, bytes));
   ASSERT_TRUE(root);
   EXPECT_EQ(bytes, bytes_of(1));
   EXPECT_EQ(seed_found(store, *root, {3, 4}), 2);
@@ -89,6 +94,27 @@ TEST_F(PrefixStoreTest, SavingTheSameTextTwiceKeepsOneBlock) {
   const auto first = store.save(PrefixStore::kRoot, Tokens{1}, bytes_of(1));
   EXPECT_EQ(store.save(PrefixStore::kRoot, Tokens{1}, bytes_of(1)), first);
   EXPECT_EQ(store.size(), 1U);
+}
+
+TEST_F(PrefixStoreTest, ABlockMayLackItsLastPartUntilItIsSavedWhole) {
+  PrefixStore store({folder / "cache", "model a", kBytes, 2000, 100 * kBytes});
+  const Bytes whole = bytes_of(1), part(whole.begin(), whole.begin() + 2000);
+  const auto id = store.save(PrefixStore::kRoot, Tokens{1}, part);
+  ASSERT_TRUE(id);
+  EXPECT_FALSE(store.save(PrefixStore::kRoot, Tokens{2}, std::span(whole).first(3000))) << "neither size";
+  Bytes bytes(kBytes);
+  auto found = store.load(PrefixStore::kRoot, Tokens{1}, bytes);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->bytes, 2000U);
+  EXPECT_TRUE(std::equal(part.begin(), part.end(), bytes.begin()));
+  EXPECT_EQ(store.save(PrefixStore::kRoot, Tokens{1}, whole), id);
+  EXPECT_EQ(store.save(PrefixStore::kRoot, Tokens{1}, part), id) << "what is whole stays";
+  found = store.load(PrefixStore::kRoot, Tokens{1}, bytes);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->bytes, kBytes);
+  EXPECT_EQ(bytes, whole);
+  EXPECT_EQ(store.size(), 1U);
+  EXPECT_TRUE(store.usable());
 }
 
 TEST_F(PrefixStoreTest, AnotherIdentityHasAFileOfItsOwn) {
@@ -126,7 +152,7 @@ TEST_F(PrefixStoreTest, BeyondItsSizeTheTextsUsedLongestAgoLoseTheirEnds) {
     Bytes bytes(kBytes);
     PrefixStore::Id at = PrefixStore::kRoot;
     for (int i = 0; i < 5; ++i) {
-      const auto next = store.load(at, Tokens{text, i}, bytes);
+      const auto next = id_of(store.load(at, Tokens{text, i}, bytes));
       if (!next) return i;
       at = *next;
     }
@@ -164,7 +190,7 @@ TEST_F(PrefixStoreTest, ADamagedBlockIsRemovedWithWhatContinuesIt) {
   run(file, "UPDATE block SET bytes = zeroblob(5000) WHERE tokens = x'02000000'");
   PrefixStore store = open();
   Bytes bytes(kBytes);
-  const auto root = store.load(PrefixStore::kRoot, Tokens{1}, bytes);
+  const auto root = id_of(store.load(PrefixStore::kRoot, Tokens{1}, bytes));
   ASSERT_TRUE(root);
   EXPECT_FALSE(store.load(*root, Tokens{2}, bytes));
   EXPECT_EQ(store.size(), 1U);

@@ -5,6 +5,7 @@
 #include <bit>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "memory_checkpoint.h"
@@ -24,18 +25,45 @@ using KvFormats = std::vector<ops::KvFormat>;
 /// For the two layers of the tiny model.
 inline KvFormats mixed_kv() { return {{4, 64}, {8, 32}}; }
 
+inline std::unique_ptr<models::FusedForward> make_forward_of(const models::Config& config,
+                                                             models::FusedForwardOptions options) {
+  MemoryCheckpoint checkpoint(config);
+  auto ops = std::make_shared<ops::FusedOps>(kernels::select_isa("best"), 2);
+  std::shared_ptr<const models::Model> model = models::load_model(checkpoint, *ops);
+  return std::make_unique<models::FusedForward>(std::move(ops), std::move(model), std::move(options));
+}
+
 /// `kv`: of each layer, whose heads are then wide enough for groups; empty: nothing is quantized.
 inline std::unique_ptr<models::FusedForward> make_forward(std::size_t budget = kBudget,
                                                           std::optional<std::size_t> prompt_cache = std::nullopt,
                                                           int contiguous_tokens = 0, const KvFormats& kv = {}) {
   models::Config config = MemoryCheckpoint::tiny_llama();
   config.head_dim = kv.empty() ? 16 : 64;
-  MemoryCheckpoint checkpoint(config);
-  auto ops = std::make_shared<ops::FusedOps>(kernels::select_isa("best"), 2);
-  std::shared_ptr<const models::Model> model = models::load_model(checkpoint, *ops);
-  return std::make_unique<models::FusedForward>(
-      std::move(ops), std::move(model),
-      models::FusedForwardOptions{budget, kernels::KvElement::f16, prompt_cache, contiguous_tokens, std::nullopt, kv});
+  return make_forward_of(config, {budget, kernels::KvElement::f16, prompt_cache, contiguous_tokens, std::nullopt, kv,
+                                  /*prefill_step=*/256});
+}
+
+/// Six layers, of which every third sees the whole text and the others 40 tokens of it. A text block is one unit, its
+/// window block two.
+inline models::Config sliding_config(const KvFormats& kv = {}) {
+  models::Config config = MemoryCheckpoint::tiny_llama();
+  config.family = "gemma3";
+  config.layers = 6;
+  config.head_dim = kv.empty() ? 16 : 64;
+  config.context = 2048;
+  config.norm_eps = 1e-6F;
+  config.query_scalar = 16.0F;
+  config.sliding = {.window = 40, .pattern = 3, .rope_base = 1e4F};
+  return config;
+}
+constexpr std::size_t kSlidingUnit = std::size_t{2} * 2 * 2 * 16 * 32 * 2;  ///< two layers' keys and values, f16
+
+inline std::unique_ptr<models::FusedForward> make_sliding(std::size_t budget = kBudget,
+                                                          std::optional<std::size_t> prompt_cache = std::nullopt,
+                                                          std::optional<kv::PrefixStore> store = std::nullopt,
+                                                          const KvFormats& kv = {}) {
+  return make_forward_of(sliding_config(kv), {budget, kernels::KvElement::f16, prompt_cache, 0, std::move(store), kv,
+                                              /*prefill_step=*/64});
 }
 
 inline Tokens text(int length, int salt) {
@@ -105,14 +133,19 @@ struct Server {
   std::vector<std::unique_ptr<Answer>> answers;
 };
 
-inline Answer alone(const Tokens& prompt, int max_tokens, std::optional<std::uint64_t> seed = std::nullopt,
-                    const KvFormats& kv = {}) {
-  const auto forward = make_forward(kBudget, 0, 0, kv);
-  Server server(*forward);
+/// What a forward that keeps no cache answers to one request.
+inline Answer alone_on(models::FusedForward& forward, const Tokens& prompt, int max_tokens,
+                       std::optional<std::uint64_t> seed = std::nullopt) {
+  Server server(forward);
   server.ask(prompt, max_tokens, nullptr, seed);
   server.run();
-  EXPECT_EQ(forward->kv().cached_bytes, 0U);
+  EXPECT_EQ(forward.kv().cached_bytes, 0U);
   return *server.answers.front();
+}
+
+inline Answer alone(const Tokens& prompt, int max_tokens, std::optional<std::uint64_t> seed = std::nullopt,
+                    const KvFormats& kv = {}) {
+  return alone_on(*make_forward(kBudget, 0, 0, kv), prompt, max_tokens, seed);
 }
 
 }  // namespace galley::testing

@@ -32,7 +32,8 @@ TEST(QuantizedKv, AnAnswerIsTheSameColdOrFromTheCache) {
 
 TEST(QuantizedKv, RowsThatMadeRoomAnswerAsIfTheyHadNot) {
   const std::size_t block = make_forward(kBudget, std::nullopt, 0, mixed_kv())->bytes_for(32);
-  // Of 128 bytes a head, token and layer, 64 codes of 4 bits and one group's scale and bias, or 64 of 8 and two groups'.
+  // Of 128 bytes a head, token and layer, 64 codes of 4 bits and one group's scale and bias, or 64 of 8 and two
+  // groups'.
   EXPECT_EQ(block * (128 + 128), make_forward(kBudget, std::nullopt, 0, KvFormats(2))->bytes_for(32) * (36 + 72));
   const auto forward = make_forward(10 * block, std::nullopt, 0, mixed_kv());
   Server server(*forward);

@@ -13,15 +13,15 @@ namespace mx = mlx::core;
 
 Value FusedOps::attend(const Value& q, const Value& k, const Value& v, const AttentionSpec& spec, LayerKv& kv) {
   const Value qkv[] = {q, k, v};
-  return attend_to(qkv, spec, dynamic_cast<PagedLayerKv&>(kv).view);
+  return attend_to(qkv, spec, dynamic_cast<PagedLayerKv&>(kv));
 }
 
 Value FusedOps::attend_shared(const Value& q, const AttentionSpec& spec, LayerKv& kv) {
-  return attend_to({&q, 1}, spec, dynamic_cast<PagedLayerKv&>(kv).view);
+  return attend_to({&q, 1}, spec, dynamic_cast<PagedLayerKv&>(kv));
 }
 
-Value FusedOps::attend_to(std::span<const Value> qkv, const AttentionSpec& spec, const kernels::PagedKv& view) {
-  if (!switches_.attend) return from_array(stock_attend(to_arrays(qkv), spec, view));
+Value FusedOps::attend_to(std::span<const Value> qkv, const AttentionSpec& spec, const PagedLayerKv& layer) {
+  if (!switches_.attend) return from_array(stock_attend(to_arrays(qkv), spec, layer));
   const Hidden& query = hidden(qkv[0]);
   const bool whole = query.projection != nullptr && query.part == 0 && query.program == program_.get() &&
                      std::ranges::all_of(qkv, [&](const Value& v) { return hidden(v).projection == query.projection; });
@@ -38,7 +38,7 @@ Value FusedOps::attend_to(std::span<const Value> qkv, const AttentionSpec& spec,
   for (const std::int32_t p : step_->positions) positions = std::max(positions, p + 1);
   const auto table = spec.rope.dims > 0 ? rope_table(spec.rope, positions) : nullptr;
   kernels::QkvOutput to;
-  to.kv = view;
+  to.kv = layer.view;
   to.heads = spec.heads;
   to.q_scale = kernels::query_scale(spec.scale);
   to.rope = {table ? table->data() : nullptr, spec.rope.dims, spec.rope.traditional};
@@ -60,19 +60,20 @@ Value FusedOps::attend_to(std::span<const Value> qkv, const AttentionSpec& spec,
       }
       to.first_head = first_column / spec.head_dim;
       program_->add([matrix = &projection->group->matrices[m], input = projection->inputs[m]->id, eps = projection->eps,
-                     to, y = rotated.id, table, columns = mixed->columns](PhaseContext& c) {
+                     to, y = rotated.id, table, blocks = layer.table, columns = mixed->columns](PhaseContext& c) {
         kernels::QkvOutput output = to;
-        output.places = c.places;
+        output.places = c.places(blocks);
         output.q = c.machine.floats(y, c.step.tokens.size() * static_cast<std::size_t>(columns));
         kernels::linear_qkv(c.machine.context, {matrix, &c.machine.activations(input), eps}, output);
       });
     }
   } else {
-    write_from_arrays(to_arrays(qkv), to, spec, rotated.id);
+    write_from_arrays(to_arrays(qkv), to, spec, layer, rotated.id);
     mixed->program = program_.get();
   }
-  program_->add([view, heads = spec.heads, window = spec.window, softcap = spec.softcap, q_id = rotated.id,
-                 out = mixed->activations->id, next = mixed->next, columns = mixed->columns](PhaseContext& c) {
+  program_->add([view = layer.view, blocks = layer.table, heads = spec.heads, window = spec.window,
+                 softcap = spec.softcap, q_id = rotated.id, out = mixed->activations->id, next = mixed->next,
+                 columns = mixed->columns](PhaseContext& c) {
     kernels::Activations& activations = c.machine.activations(out);
     if (next->consumer != nullptr) {
       c.machine.context.reshape(activations, c.step.size(), *next->consumer, false);
@@ -80,7 +81,7 @@ Value FusedOps::attend_to(std::span<const Value> qkv, const AttentionSpec& spec,
       activations.reshape(c.step.size(), columns, {}, false, c.machine.context.max_tile());
     }
     kernels::Attention args;
-    args.places = c.places;
+    args.places = c.places(blocks);
     args.kv = view;
     args.heads = heads;
     args.q = c.machine.floats(q_id);

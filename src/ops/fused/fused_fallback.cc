@@ -39,8 +39,8 @@ mx::array rotate(const mx::array& x, int heads, const NormPtr& norm, const Atten
 /// Calls f(run of keys, run of values, token of the run, index) for every KV head of the row of token `t` at
 /// `position`.
 template <typename F>
-void at_heads(const PhaseContext& c, const kernels::PagedKv& kv, int t, int position, const F& f) {
-  const std::int32_t block = c.places.table[t][position / kv.block_tokens];
+void at_heads(const kernels::RowPlaces& places, const kernels::PagedKv& kv, int t, int position, const F& f) {
+  const std::int32_t block = places.table[t][position / kv.block_tokens];
   const int slot = position % kv.block_tokens;
   for (int h = 0; h < kv.kv_heads; ++h) {
     f(kv.keys(block, h, slot), kv.values(block, h, slot), slot % kernels::kKeyGroup, h);
@@ -48,11 +48,11 @@ void at_heads(const PhaseContext& c, const kernels::PagedKv& kv, int t, int posi
 }
 
 /// Puts K and V rows [T, kv_heads, D] f32 into their blocks, rounded as these hold them.
-void scatter(const PhaseContext& c, const kernels::PagedKv& kv, const mx::array& k, const mx::array& v) {
+void scatter(const kernels::RowPlaces& places, const kernels::PagedKv& kv, const mx::array& k, const mx::array& v) {
   const float* keys = k.data<float>();
   const float* values = v.data<float>();
-  for (int t = 0; t < c.places.rows; ++t) {
-    at_heads(c, kv, t, c.places.position[t], [&](std::byte* key_run, std::byte* value_run, int slot, int) {
+  for (int t = 0; t < places.rows; ++t) {
+    at_heads(places, kv, t, places.position[t], [&](std::byte* key_run, std::byte* value_run, int slot, int) {
       kernels::store_kv_row(kv, key_run, kernels::KvPart::keys, slot, keys);
       kernels::store_kv_row(kv, value_run, kernels::KvPart::values, slot, values);
       keys += kv.head_dim;
@@ -62,9 +62,10 @@ void scatter(const PhaseContext& c, const kernels::PagedKv& kv, const mx::array&
 }
 
 /// Reads keys and values [begin, end) of the row of token `t` into [1, kv_heads, end - begin, D] f32 arrays.
-void gather(const PhaseContext& c, const kernels::PagedKv& kv, int t, int begin, int end, mx::array& k, mx::array& v) {
+void gather(const kernels::RowPlaces& places, const kernels::PagedKv& kv, int t, int begin, int end, mx::array& k,
+            mx::array& v) {
   for (int p = begin; p < end; ++p) {
-    at_heads(c, kv, t, p, [&](const std::byte* key_run, const std::byte* value_run, int slot, int h) {
+    at_heads(places, kv, t, p, [&](const std::byte* key_run, const std::byte* value_run, int slot, int h) {
       const std::ptrdiff_t to = static_cast<std::ptrdiff_t>(h * (end - begin) + p - begin) * kv.head_dim;
       for (int d = 0; d < kv.head_dim; ++d) {
         k.data<float>()[to + d] = kernels::kv_number(kv, key_run, kernels::KvPart::keys, slot, d);
@@ -147,7 +148,7 @@ std::vector<mx::array> FusedOps::to_arrays(std::span<const Value> values) {
 }
 
 void FusedOps::write_keys_values(const std::vector<mx::array>& qkv, const AttentionSpec& spec,
-                                 const kernels::PagedKv& kv) {
+                                 const PagedLayerKv& layer) {
   if (qkv.size() == 1) return;  // another layer's
   const mx::array positions = mx::array(step_->positions.begin(), mx::Shape{step_->size()}, mx::int32);
   mx::array values = mx::reshape(qkv[2], {step_->size(), spec.kv_heads, spec.head_dim});
@@ -155,25 +156,27 @@ void FusedOps::write_keys_values(const std::vector<mx::array>& qkv, const Attent
   const std::size_t k =
       program_->input(in_rows(rotate(qkv[1], spec.kv_heads, stock_norm(spec.k_norm), spec, positions)));
   const std::size_t v = program_->input(in_rows(values));
-  program_->add([k, v, view = kv](PhaseContext& c) { scatter(c, view, c.inputs[k], c.inputs[v]); });
+  program_->add([k, v, view = layer.view, table = layer.table](PhaseContext& c) {
+    scatter(c.places(table), view, c.inputs[k], c.inputs[v]);
+  });
 }
 
 void FusedOps::write_from_arrays(const std::vector<mx::array>& qkv, const kernels::QkvOutput& to,
-                                 const AttentionSpec& spec, int q_id) {
+                                 const AttentionSpec& spec, const PagedLayerKv& layer, int q_id) {
   const mx::array positions = mx::array(step_->positions.begin(), mx::Shape{step_->size()}, mx::int32);
   const std::size_t q = program_->input(mx::contiguous(
       mx::multiply(rotate(qkv[0], spec.heads, stock_norm(spec.q_norm), spec, positions), mx::array(to.q_scale))));
   program_->add([q, q_id](PhaseContext& c) {
     std::copy_n(c.inputs[q].data<float>(), c.inputs[q].size(), c.machine.floats(q_id, c.inputs[q].size()));
   });
-  write_keys_values(qkv, spec, to.kv);
+  write_keys_values(qkv, spec, layer);
 }
 
 mx::array FusedOps::stock_attend(const std::vector<mx::array>& qkv, const AttentionSpec& spec,
-                                 const kernels::PagedKv& kv) {
+                                 const PagedLayerKv& layer) {
   if (spec.softcap > 0.0F) throw Error(500, "--fused-attend off is not supported with a soft-cap on the scores");
   const mx::array positions = mx::array(step_->positions.begin(), mx::Shape{step_->size()}, mx::int32);
-  write_keys_values(qkv, spec, kv);
+  write_keys_values(qkv, spec, layer);
 
   struct Span {
     int first, count;  // of the step's tokens
@@ -191,8 +194,8 @@ mx::array FusedOps::stock_attend(const std::vector<mx::array>& qkv, const Attent
     const int begin = spec.window > 0 ? std::max(0, length - (end - t) - spec.window + 1) : 0;
     const mx::Shape shape{1, spec.kv_heads, length - begin, spec.head_dim};
     const Span row{t, end - t, begin, program_->output(shape, mx::float32), program_->output(shape, mx::float32)};
-    program_->add([row, length, view = kv](PhaseContext& c) {
-      gather(c, view, row.first, row.begin, length, c.outputs[row.k], c.outputs[row.v]);
+    program_->add([row, length, view = layer.view, table = layer.table](PhaseContext& c) {
+      gather(c.places(table), view, row.first, row.begin, length, c.outputs[row.k], c.outputs[row.v]);
     });
     rows.push_back(row);
     t = end;

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/fused/paged_layer.h"
 #include "ops/fused/program.h"
 #include "ops/fused/ragged_step.h"
 #include "ops/ops.h"
@@ -125,18 +126,18 @@ class FusedOps final : public Ops {
   Value norm_and_add(const FloatsHandle& branch, const PackedNorm& norm, const Value& residual, int columns,
                      float whole);
   /// `qkv`: q, k and v, or q alone where the layer's keys and values are another's.
-  Value attend_to(std::span<const Value> qkv, const AttentionSpec& spec, const kernels::PagedKv& view);
+  Value attend_to(std::span<const Value> qkv, const AttentionSpec& spec, const PagedLayerKv& layer);
   void write_from_arrays(const std::vector<mlx::core::array>& qkv, const kernels::QkvOutput& to,
-                         const AttentionSpec& spec, int q_id);
+                         const AttentionSpec& spec, const PagedLayerKv& layer, int q_id);
   std::shared_ptr<const Hidden> in_floats(const Value& value);
   static kernels::MoeLayer moe_layer(const PackedExperts& experts, const PackedNorm& norm, const MoeSpec& spec);
   void flush();
   std::shared_ptr<const std::vector<float>> rope_table(const Rope& rope, int positions);
   /// Records the writes of k and v (if there are any in `qkv`), rotated as the spec says.
   void write_keys_values(const std::vector<mlx::core::array>& qkv, const AttentionSpec& spec,
-                         const kernels::PagedKv& kv);
+                         const PagedLayerKv& layer);
   mlx::core::array stock_attend(const std::vector<mlx::core::array>& qkv, const AttentionSpec& spec,
-                                const kernels::PagedKv& kv);
+                                const PagedLayerKv& layer);
 
   std::shared_ptr<Machine> machine_;
   FusedSwitches switches_;

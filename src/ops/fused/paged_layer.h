@@ -7,6 +7,7 @@ namespace galley::ops {
 
 struct PagedLayerKv final : LayerKv {
   kernels::PagedKv view;
+  int table = 0;  ///< which of the step's block tables it is found through
 };
 
 }  // namespace galley::ops

@@ -68,9 +68,12 @@ class RunProgram final : public mx::Primitive {
 }  // namespace
 
 Program::Program(std::shared_ptr<const RaggedStep> step) : step_(std::move(step)) {
-  tables_.reserve(step_->rows.size());
-  for (const std::int32_t row : step_->rows) {
-    tables_.push_back(step_->tables.data() + static_cast<std::ptrdiff_t>(row) * step_->table_stride);
+  const std::int32_t* const end = step_->tables.data() + step_->tables.size();
+  for (const std::int32_t* table = step_->tables.data(); table < end;
+       table += static_cast<std::ptrdiff_t>(step_->row_count) * step_->table_stride) {
+    for (const std::int32_t row : step_->rows) {
+      tables_.push_back(table + static_cast<std::ptrdiff_t>(row) * step_->table_stride);
+    }
   }
   output({1}, mx::int32);  // the order token
 }
@@ -87,7 +90,7 @@ std::size_t Program::output(mx::Shape shape, mx::Dtype type) {
 }
 
 void Program::run(Machine& machine, const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) const {
-  PhaseContext context{machine, *step_, {step_->size(), step_->positions.data(), tables_.data()}, inputs, outputs};
+  PhaseContext context{machine, *step_, tables_, inputs, outputs};
   outputs.front().data<std::int32_t>()[0] = 0;
   for (const Phase& phase : phases_) phase(context);
 }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "ops/fused/ragged_step.h"
@@ -77,9 +78,16 @@ class ActivationsHandle {
 struct PhaseContext {
   Machine& machine;
   const RaggedStep& step;
-  kernels::RowPlaces places;
+  std::span<const std::int32_t* const> tables;  ///< [tables][T]
   const std::vector<mlx::core::array>& inputs;  ///< of the primitive; [0] is the order token
   std::vector<mlx::core::array>& outputs;       ///< allocated; [0] is the order token
+
+  /// Where the tokens stand, through one of the step's block tables.
+  [[nodiscard]] kernels::RowPlaces places(int table) const {
+    const auto tokens = step.tokens.size();
+    return {step.size(), step.positions.data(),
+            tables.subspan(static_cast<std::size_t>(table) * tokens, tokens).data()};
+  }
 };
 
 class Program {
@@ -103,7 +111,7 @@ class Program {
 
  private:
   std::shared_ptr<const RaggedStep> step_;
-  std::vector<const std::int32_t*> tables_;  ///< [T] block table of each token's row
+  std::vector<const std::int32_t*> tables_;  ///< [tables][T] block table of each token's row
   std::vector<Phase> phases_;
   std::vector<mlx::core::array> inputs_;
   std::vector<mlx::core::Shape> output_shapes_;
