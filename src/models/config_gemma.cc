@@ -11,11 +11,7 @@ using nlohmann::json;
 
 /// Options that change the numbers and that Gemma 3 here does not have.
 void refuse_unsupported(const Keys& keys) {
-  for (const char* key : {"hidden_activation", "hidden_act"}) {
-    if (const auto activation = keys.string(key); activation && *activation != "gelu_pytorch_tanh") {
-      keys.fail("\"" + std::string(key) + "\": expected \"gelu_pytorch_tanh\", found \"" + *activation + "\"");
-    }
-  }
+  require_gelu(keys);
   for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping"}) {
     if (keys.number(key)) keys.fail("\"" + std::string(key) + "\" is not supported for Gemma 3");
   }
@@ -57,11 +53,7 @@ void read_rope_of_both(const std::filesystem::path& file, const Keys& keys, Conf
     read_rope(file, Keys(file, as_before, "rope_parameters.full_attention."), config);
   }
   if (const json* const sliding = object_at(kinds, "sliding_attention")) {
-    const Keys local(file, *sliding, "rope_parameters.sliding_attention.");
-    config.sliding.rope_base = local.number("rope_theta").value_or(config.sliding.rope_base);
-    if (const auto type = local.string("rope_type"); type && *type != "default") {
-      local.wrong("rope_type", "\"default\"", *local.find("rope_type"));
-    }
+    read_sliding_rope(Keys(file, *sliding, "rope_parameters.sliding_attention."), config.sliding);
   }
 }
 
@@ -81,16 +73,35 @@ void read_text(const std::filesystem::path& file, const Keys& keys, int heads, i
   config.norm_eps = keys.number("rms_norm_eps").value_or(1e-6F);
   config.query_scalar = keys.number("query_pre_attn_scalar").value_or(256.0F);
   config.norms_add_one = true;
-  config.sliding.window = keys.integer("sliding_window").value_or(512);
-  config.sliding.pattern = keys.integer("sliding_window_pattern").value_or(6);
-  if (config.sliding.window == 0) keys.wrong("sliding_window", "a number of tokens", *keys.find("sliding_window"));
-  if (config.sliding.pattern == 0) keys.wrong("sliding_window_pattern", "1 or more", 0);
+  read_window(keys, 6, config.sliding);
   if (config.query_scalar <= 0) keys.wrong("query_pre_attn_scalar", "a positive number", config.query_scalar);
   check_layer_types(keys, config);
   read_rope_of_both(file, keys, config);
 }
 
 }  // namespace
+
+void require_gelu(const Keys& keys) {
+  for (const char* key : {"hidden_activation", "hidden_act"}) {
+    if (const auto activation = keys.string(key); activation && *activation != "gelu_pytorch_tanh") {
+      keys.fail("\"" + std::string(key) + "\": expected \"gelu_pytorch_tanh\", found \"" + *activation + "\"");
+    }
+  }
+}
+
+void read_window(const Keys& keys, int pattern, SlidingLayers& sliding) {
+  sliding.window = keys.integer("sliding_window").value_or(512);
+  sliding.pattern = keys.integer("sliding_window_pattern").value_or(pattern);
+  if (sliding.window == 0) keys.wrong("sliding_window", "a number of tokens", *keys.find("sliding_window"));
+  if (sliding.pattern == 0) keys.wrong("sliding_window_pattern", "1 or more", 0);
+}
+
+void read_sliding_rope(const Keys& rope, SlidingLayers& sliding) {
+  sliding.rope_base = rope.number("rope_theta").value_or(sliding.rope_base);
+  if (const auto type = rope.string("rope_type"); type && *type != "default") {
+    rope.wrong("rope_type", "\"default\"", *rope.find("rope_type"));
+  }
+}
 
 void read_gemma3_text(const std::filesystem::path& file, const json& object, FolderConfig& out) {
   read_text(file, Keys(file, object), 4, 1, out);

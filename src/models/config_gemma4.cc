@@ -10,11 +10,7 @@ using nlohmann::json;
 
 /// Options that change the numbers and that Gemma 4 here does not have.
 void refuse_unsupported(const Keys& keys) {
-  for (const char* key : {"hidden_activation", "hidden_act"}) {
-    if (const auto activation = keys.string(key); activation && *activation != "gelu_pytorch_tanh") {
-      keys.fail("\"" + std::string(key) + "\": expected \"gelu_pytorch_tanh\", found \"" + *activation + "\"");
-    }
-  }
+  require_gelu(keys);
   if (keys.number("attn_logit_softcapping")) keys.fail("\"attn_logit_softcapping\" is not supported for Gemma 4");
   if (keys.boolean("attention_bias").value_or(false)) keys.fail("\"attention_bias\": true is not supported");
   // "vision" is about images alone.
@@ -32,10 +28,7 @@ T unless_null(const json& object, const char* key, const std::optional<T>& found
 
 void read_layers(const Keys& keys, Config& config) {
   SlidingLayers& sliding = config.sliding;
-  sliding.window = keys.integer("sliding_window").value_or(512);
-  sliding.pattern = keys.integer("sliding_window_pattern").value_or(5);
-  if (sliding.window == 0) keys.wrong("sliding_window", "a number of tokens", *keys.find("sliding_window"));
-  if (sliding.pattern == 0) keys.wrong("sliding_window_pattern", "1 or more", 0);
+  read_window(keys, 5, sliding);
   if (const json* const types = keys.find("layer_types")) {
     if (!types->is_array() || types->size() < static_cast<std::size_t>(config.layers)) {
       keys.wrong("layer_types", "a list of as many as there are layers, " + std::to_string(config.layers), *types);
@@ -61,11 +54,8 @@ void read_rope_of_both(const std::filesystem::path& file, const Keys& keys, Conf
   const json* const given = object_at(keys, "rope_parameters");
   const Keys kinds(file, given != nullptr ? *given : standard, "rope_parameters.");
   if (const json* const sliding = object_at(kinds, "sliding_attention")) {
-    const Keys rope(file, *sliding, "rope_parameters.sliding_attention.");
-    config.sliding.rope_base = rope.number("rope_theta").value_or(1e4F);
-    if (const auto type = rope.string("rope_type"); type && *type != "default") {
-      rope.wrong("rope_type", "\"default\"", *rope.find("rope_type"));
-    }
+    config.sliding.rope_base = 1e4F;
+    read_sliding_rope(Keys(file, *sliding, "rope_parameters.sliding_attention."), config.sliding);
   }
   config.rope_base = 1e4F;
   const json* const full = object_at(kinds, "full_attention");

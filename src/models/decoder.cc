@@ -53,6 +53,17 @@ ops::Moe LayerWeights::moe(int hidden, const Experts& experts, ops::Activation a
                        *projection("down_proj", hidden, experts.intermediate), spec);
 }
 
+ops::LinearPtr load_embedding(const Checkpoint& checkpoint, ops::Ops& ops) {
+  const Config& config = checkpoint.config();
+  return ops.load_embedding(*checkpoint.matrix("model.embed_tokens.weight", config.vocab, config.hidden));
+}
+
+ops::LinearPtr load_head(const Checkpoint& checkpoint, ops::Ops& ops, const ops::LinearPtr& embedding) {
+  const Config& config = checkpoint.config();
+  if (config.tied_head) return embedding;
+  return ops.load_linears({checkpoint.matrix("lm_head.weight", config.vocab, config.hidden).get()}).front();
+}
+
 class DecoderBuilder::Decoder final : public Model {
  public:
   explicit Decoder(Config config) : config_(std::move(config)) {}
@@ -103,8 +114,7 @@ class DecoderBuilder::Decoder final : public Model {
 DecoderBuilder::DecoderBuilder(const Checkpoint& checkpoint, ops::Ops& ops)
     : checkpoint_(checkpoint), ops_(ops), decoder_(std::make_unique<Decoder>(checkpoint.config())) {
   decoder_->blocks.resize(static_cast<std::size_t>(config().layers));
-  decoder_->embedding =
-      ops.load_embedding(*checkpoint.matrix("model.embed_tokens.weight", config().vocab, config().hidden));
+  decoder_->embedding = load_embedding(checkpoint, ops);
 }
 
 DecoderBuilder::~DecoderBuilder() = default;
@@ -146,12 +156,7 @@ void DecoderBuilder::experts(int layer) {
 
 std::unique_ptr<Model> DecoderBuilder::build() {
   decoder_->norm = ops_.load_norm(checkpoint_.vector("model.norm.weight", config().hidden), config().norm_eps);
-  if (config().tied_head) {
-    decoder_->head = decoder_->embedding;
-  } else {
-    const auto head = checkpoint_.matrix("lm_head.weight", config().vocab, config().hidden);
-    decoder_->head = ops_.load_linears({head.get()}).front();
-  }
+  decoder_->head = load_head(checkpoint_, ops_, decoder_->embedding);
   return std::move(decoder_);
 }
 

@@ -39,6 +39,10 @@ class LayerWeights {
   std::string prefix_;
 };
 
+/// The embedding "model.embed_tokens", and the head: the same again where it is tied, else "lm_head".
+ops::LinearPtr load_embedding(const Checkpoint& checkpoint, ops::Ops& ops);
+ops::LinearPtr load_head(const Checkpoint& checkpoint, ops::Ops& ops, const ops::LinearPtr& embedding);
+
 /// What sets the attention of these families apart.
 struct AttentionTraits {
   bool qkv_bias = false;

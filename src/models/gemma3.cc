@@ -25,15 +25,11 @@ float embedding_scale(int hidden) {
 class Gemma3 final : public Model {
  public:
   Gemma3(const Checkpoint& checkpoint, ops::Ops& ops) : config_(checkpoint.config()) {
-    embedding_ = ops.load_embedding(*checkpoint.matrix("model.embed_tokens.weight", config_.vocab, config_.hidden));
+    embedding_ = load_embedding(checkpoint, ops);
     const ops::Rope full = make_rope(config_);
     for (int layer = 0; layer < config_.layers; ++layer) load_block(checkpoint, ops, layer, full);
     norm_ = load_norm(checkpoint, ops, "model.norm", config_.hidden);
-    if (config_.tied_head) {
-      head_ = embedding_;
-    } else {
-      head_ = ops.load_linears({checkpoint.matrix("lm_head.weight", config_.vocab, config_.hidden).get()}).front();
-    }
+    head_ = load_head(checkpoint, ops, embedding_);
   }
 
   [[nodiscard]] const Config& config() const override { return config_; }

@@ -42,15 +42,11 @@ float rounded(float value, ops::ElementType type) {
 class Gemma4 final : public Model {
  public:
   Gemma4(const Checkpoint& checkpoint, ops::Ops& ops) : config_(checkpoint.config()) {
-    embedding_ = ops.load_embedding(*checkpoint.matrix("model.embed_tokens.weight", config_.vocab, config_.hidden));
+    embedding_ = load_embedding(checkpoint, ops);
     if (config_.per_layer.width > 0) load_per_layer_inputs(checkpoint, ops);
     for (int layer = 0; layer < config_.layers; ++layer) load_block(checkpoint, ops, layer);
     norm_ = ops.load_norm(checkpoint.vector("model.norm.weight", config_.hidden), config_.norm_eps);
-    if (config_.tied_head) {
-      head_ = embedding_;
-    } else {
-      head_ = ops.load_linears({checkpoint.matrix("lm_head.weight", config_.vocab, config_.hidden).get()}).front();
-    }
+    head_ = load_head(checkpoint, ops, embedding_);
   }
 
   [[nodiscard]] const Config& config() const override { return config_; }

@@ -1,6 +1,7 @@
 #include "models/gguf_names.h"
 
 #include <span>
+#include <vector>
 
 namespace galley::models {
 namespace {
@@ -26,31 +27,24 @@ constexpr Module qwen2[] = {
     {"ffn_gate", "mlp.gate_proj"},        {"ffn_up", "mlp.up_proj"},
     {"ffn_down", "mlp.down_proj"},
 };
-constexpr Module qwen3[] = {
-    {"attn_norm", "input_layernorm"},    {"attn_q", "self_attn.q_proj"},
-    {"attn_k", "self_attn.k_proj"},      {"attn_v", "self_attn.v_proj"},
-    {"attn_q_norm", "self_attn.q_norm"}, {"attn_k_norm", "self_attn.k_norm"},
+constexpr Module qwen3_attention[] = {
+    {"attn_norm", "input_layernorm"},    {"attn_q", "self_attn.q_proj"},           {"attn_k", "self_attn.k_proj"},
+    {"attn_v", "self_attn.v_proj"},      {"attn_q_norm", "self_attn.q_norm"},      {"attn_k_norm", "self_attn.k_norm"},
     {"attn_output", "self_attn.o_proj"}, {"ffn_norm", "post_attention_layernorm"},
-    {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
+};
+constexpr Module qwen3[] = {
+    {"ffn_gate", "mlp.gate_proj"},
+    {"ffn_up", "mlp.up_proj"},
     {"ffn_down", "mlp.down_proj"},
 };
-
 constexpr Module qwen3_moe[] = {
-    {"attn_norm", "input_layernorm"},
-    {"attn_q", "self_attn.q_proj"},
-    {"attn_k", "self_attn.k_proj"},
-    {"attn_v", "self_attn.v_proj"},
-    {"attn_q_norm", "self_attn.q_norm"},
-    {"attn_k_norm", "self_attn.k_norm"},
-    {"attn_output", "self_attn.o_proj"},
-    {"ffn_norm", "post_attention_layernorm"},
     {"ffn_gate_inp", "mlp.gate"},
     {"ffn_gate_exps", "mlp.switch_mlp.gate_proj"},
     {"ffn_up_exps", "mlp.switch_mlp.up_proj"},
     {"ffn_down_exps", "mlp.switch_mlp.down_proj"},
 };
 
-constexpr Module gemma3[] = {
+constexpr Module gemma[] = {
     {"attn_norm", "input_layernorm"},
     {"attn_q", "self_attn.q_proj"},
     {"attn_k", "self_attn.k_proj"},
@@ -67,19 +61,7 @@ constexpr Module gemma3[] = {
 };
 
 constexpr Module gemma4[] = {
-    {"attn_norm", "input_layernorm"},
-    {"attn_q", "self_attn.q_proj"},
-    {"attn_k", "self_attn.k_proj"},
-    {"attn_v", "self_attn.v_proj"},
-    {"attn_q_norm", "self_attn.q_norm"},
-    {"attn_k_norm", "self_attn.k_norm"},
-    {"attn_output", "self_attn.o_proj"},
-    {"post_attention_norm", "post_attention_layernorm"},
-    {"ffn_norm", "pre_feedforward_layernorm"},
-    {"ffn_gate", "mlp.gate_proj"},
-    {"ffn_up", "mlp.up_proj"},
-    {"ffn_down", "mlp.down_proj"},
-    {"post_ffw_norm", "post_feedforward_layernorm"},
+    // besides
     {"ffn_gate_inp", "router.proj"},
     {"ffn_gate_exps", "experts.switch_glu.gate_proj"},
     {"ffn_up_exps", "experts.switch_glu.up_proj"},
@@ -99,13 +81,13 @@ constexpr Module gemma4_whole[] = {
     {"ffn_gate_up_exps.weight", "experts.gate_up_proj"},
 };
 
-std::span<const Module> modules_of(const Config& config) {
-  if (config.family == "gemma3") return gemma3;
-  if (config.family == "gemma4") return gemma4;
-  if (config.family == "qwen2") return qwen2;
-  if (config.family == "qwen3") return qwen3;
-  if (config.family == "qwen3_moe") return qwen3_moe;
-  return llama;
+std::vector<std::span<const Module>> modules_of(const Config& config) {
+  if (config.family == "gemma3") return {gemma};
+  if (config.family == "gemma4") return {gemma, gemma4};
+  if (config.family == "qwen2") return {qwen2};
+  if (config.family == "qwen3") return {qwen3_attention, qwen3};
+  if (config.family == "qwen3_moe") return {qwen3_attention, qwen3_moe};
+  return {llama};
 }
 
 }  // namespace
@@ -124,9 +106,12 @@ std::map<std::string, GgufName> gguf_tensor_names(const Config& config) {
   for (int layer = 0; layer < config.layers; ++layer) {
     const std::string block = "blk." + std::to_string(layer) + ".";
     const std::string prefix = "model.layers." + std::to_string(layer) + ".";
-    for (const Module& module : modules_of(config)) {
-      names[block + module.gguf + ".weight"] = {prefix + module.canonical + ".weight", module.permuted};
-      if (module.biased) names[block + module.gguf + ".bias"] = {prefix + module.canonical + ".bias", module.permuted};
+    for (const std::span<const Module> modules : modules_of(config)) {
+      for (const Module& module : modules) {
+        const std::string from = block + module.gguf, to = prefix + module.canonical;
+        names[from + ".weight"] = {to + ".weight", module.permuted};
+        if (module.biased) names[from + ".bias"] = {to + ".bias", module.permuted};
+      }
     }
     if (config.family != "gemma4") continue;
     for (const Module& whole : gemma4_whole) names[block + whole.gguf] = {prefix + whole.canonical};
