@@ -44,9 +44,14 @@ void PrintTo(const Family& family, std::ostream* out) {
 
 Config config_of(const Family& family) {
   using Gemma4 = MemoryCheckpoint::Gemma4;
-  if (family.name == "gemma4") return MemoryCheckpoint::tiny_gemma4(Gemma4::dense);
-  if (family.name == "e4b") return MemoryCheckpoint::tiny_gemma4(Gemma4::per_layer);
-  if (family.name == "moe") return MemoryCheckpoint::tiny_gemma4(Gemma4::experts);
+  const auto gemma4 = [&](Gemma4 shape) {
+    Config config = MemoryCheckpoint::tiny_gemma4(shape);
+    if (family.quantized_kv) config.head_dim = 96;  // beside full layers' 64
+    return config;
+  };
+  if (family.name == "gemma4") return gemma4(Gemma4::dense);
+  if (family.name == "e4b") return gemma4(Gemma4::per_layer);
+  if (family.name == "moe") return gemma4(Gemma4::experts);
   Config config;
   config.family = family.name;
   config.hidden = 128;
@@ -329,7 +334,10 @@ INSTANTIATE_TEST_SUITE_P(
                       Family{"qwen3", {{4, 64}}}, Family{"qwen3", {{8, 32}}}, Family{"qwen3", {{4, 32}}, true},
                       Family{"qwen3_moe", std::nullopt}, Family{"qwen3_moe", {{4, 32}}},
                       Family{"qwen3_moe", {{4, 64}}, true}, Family{"llama", {{4, 32}}, false, true},
-                      Family{"gemma3", std::nullopt, false, true}, Family{"qwen3", {{8, 32}}, false, true}),
+                      Family{"gemma3", std::nullopt, false, true}, Family{"qwen3", {{8, 32}}, false, true},
+                      Family{"qwen2", {{4, 64}}, false, true}, Family{"qwen3_moe", {{4, 32}}, false, true},
+                      Family{"gemma4", {{4, 32}}, false, true}, Family{"e4b", {{4, 32}}, false, true},
+                      Family{"moe", {{4, 64}}, false, true}),
     [](const auto& p) {
       const auto& w = p.param.weights;
       return p.param.name +
