@@ -58,7 +58,7 @@ void add_model_options(CLI::App& command, ModelOptions& options, bool with_batch
       ->check(number_above(0, false));
   command
       .add_option("--prompt-cache", options.prompt_cache_gb,
-                  "GB of the KV budget that finished requests may keep for prompts that begin alike (fused); 0: none; "
+                  "GB of the KV budget that finished requests may keep for prompts that begin alike; 0: none; "
                   "default: all that no row needs")
       ->check(number_above(0, true));
   command

@@ -102,6 +102,8 @@ KvCache BatchKvCache::extract(int row) const {
   return KvCache::holding(contiguous(buffer_->row(row).slice(left_padding_[static_cast<std::size_t>(row)], end_)));
 }
 
+std::unique_ptr<RowCache> BatchKvCache::row_cache(int row) const { return std::make_unique<KvCache>(extract(row)); }
+
 int BatchKvCache::trim(int tokens) {
   const int trimmed = std::min(end_, tokens);
   end_ -= trimmed;

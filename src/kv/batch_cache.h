@@ -39,6 +39,7 @@ class BatchKvCache final : public BatchCache {
   void filter(const std::vector<int>& rows) override;
   /// The two batches are aligned at the end.
   void extend(const BatchCache& other) override;
+  [[nodiscard]] std::unique_ptr<RowCache> row_cache(int row) const override;
   /// A row's tokens as a cache of its own.
   [[nodiscard]] KvCache extract(int row) const;
   /// Forgets the last `tokens` columns (at most all) of every row; returns how many.

@@ -191,6 +191,10 @@ RotatingKvCache BatchRotatingKvCache::extract(int row) const {
   return RotatingKvCache::holding(max_size_, contiguous(tokens), offset_[at]);
 }
 
+std::unique_ptr<RowCache> BatchRotatingKvCache::row_cache(int row) const {
+  return std::make_unique<RotatingKvCache>(extract(row));
+}
+
 int BatchRotatingKvCache::trim(int tokens) {
   const int trimmed = std::min(written_, tokens);
   written_ -= trimmed;

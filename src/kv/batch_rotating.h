@@ -40,6 +40,7 @@ class BatchRotatingKvCache final : public BatchCache {
   /// Padding that all rows share stays.
   void filter(const std::vector<int>& rows) override;
   void extend(const BatchCache& other) override;
+  [[nodiscard]] std::unique_ptr<RowCache> row_cache(int row) const override;
   /// A row's tokens, oldest first, as a ring of its own.
   [[nodiscard]] RotatingKvCache extract(int row) const;
   /// Forgets the last `tokens` columns (at most all) of every row; returns how many. Only while trimmable().

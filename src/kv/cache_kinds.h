@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "kv/keys_values.h"
@@ -64,6 +65,13 @@ class RowCache : public ContiguousKv {
   /// `format`: of what is held from the first settle() on.
   explicit RowCache(ops::KvFormat format) : format_(format) {}
 
+  /// Shares the arrays until one of the two is written to.
+  [[nodiscard]] virtual std::unique_ptr<RowCache> clone() const = 0;
+  /// Whether the newest tokens can be forgotten, which a ring that has wrapped can't do.
+  [[nodiscard]] virtual bool trimmable() const = 0;
+  /// Forgets the last `tokens` (at most all); returns how many. Only while trimmable().
+  virtual int trim(int tokens) = 0;
+
   /// To be called after every forward: quantizes what the first one wrote.
   void settle() {
     if (format_.quantized() && buffer_ && !buffer_->groups) buffer_ = buffer_->quantized(format_);
@@ -94,12 +102,17 @@ class BatchCache : public ContiguousKv {
   virtual void filter(const std::vector<int>& rows) = 0;
   /// Adds the rows of another batch of the same kind behind this one's.
   virtual void extend(const BatchCache& other) = 0;
+  /// A row's tokens as a cache of its own.
+  [[nodiscard]] virtual std::unique_ptr<RowCache> row_cache(int row) const = 0;
 };
 
 /// An empty cache for one row of such a layer, as mlx-lm's make_cache makes it.
 std::unique_ptr<RowCache> make_row_cache(const ops::AttentionSpec& layer, ops::KvFormat format = {});
 /// The same for `rows` empty rows. Rings are kept as they come, whatever the format.
 std::unique_ptr<BatchCache> make_batch_cache(const ops::AttentionSpec& layer, int rows, ops::KvFormat format = {});
+/// Rows' own caches of such a layer, empty ones among them, side by side in a batch. In rings nothing is quantized.
+std::unique_ptr<BatchCache> merge_row_caches(const ops::AttentionSpec& layer, std::span<const RowCache* const> rows,
+                                             ops::KvFormat format = {});
 
 /// Columns that a cache of such a layer may come to hold for rows of up to `tokens` tokens, written in pieces of at
 /// most `piece`. A ring holds its window and, while a piece is being read, that piece.

@@ -34,6 +34,8 @@ KeysValues KvCache::update_and_fetch(const mx::array& k, const mx::array& v) {
   return fetched();
 }
 
+std::unique_ptr<RowCache> KvCache::clone() const { return std::make_unique<KvCache>(*this); }
+
 int KvCache::trim(int tokens) {
   const int trimmed = std::min(size_, tokens);
   size_ -= trimmed;

@@ -3,6 +3,7 @@
 #pragma once
 #include <mlx/mlx.h>
 
+#include <memory>
 #include <optional>
 
 #include "kv/cache_kinds.h"
@@ -22,8 +23,9 @@ class KvCache final : public RowCache {
   [[nodiscard]] ops::AttentionMask mask(int tokens, int window) const override;
   /// Appends k and v and returns everything written so far.
   KeysValues update_and_fetch(const mlx::core::array& k, const mlx::core::array& v) override;
-  /// Forgets the last `tokens` (at most all); returns how many.
-  int trim(int tokens);
+  [[nodiscard]] std::unique_ptr<RowCache> clone() const override;
+  [[nodiscard]] bool trimmable() const override { return true; }
+  int trim(int tokens) override;
 
   [[nodiscard]] int size() const override { return size_; }
 

@@ -72,6 +72,8 @@ KeysValues RotatingKvCache::write_in_place(const KeysValues& fresh) {
   return fetched();
 }
 
+std::unique_ptr<RowCache> RotatingKvCache::clone() const { return std::make_unique<RotatingKvCache>(*this); }
+
 int RotatingKvCache::trim(int tokens) {
   const int trimmed = std::min(offset_, tokens);
   offset_ -= trimmed;

@@ -9,6 +9,8 @@
 #pragma once
 #include <mlx/mlx.h>
 
+#include <memory>
+
 #include "kv/cache_kinds.h"
 #include "kv/contiguous.h"
 
@@ -23,9 +25,9 @@ class RotatingKvCache final : public RowCache {
   /// `window`: 0 for the ring's own size. Columns are those that the write returns, in the ring's order.
   [[nodiscard]] ops::AttentionMask mask(int tokens, int window) const override;
   KeysValues update_and_fetch(const mlx::core::array& k, const mlx::core::array& v) override;
-  /// Forgets the last `tokens` (at most all); returns how many. Only before the ring has wrapped (see trimmable()).
-  int trim(int tokens);
-  [[nodiscard]] bool trimmable() const { return offset_ < max_size_; }
+  [[nodiscard]] std::unique_ptr<RowCache> clone() const override;
+  [[nodiscard]] bool trimmable() const override { return offset_ < max_size_; }
+  int trim(int tokens) override;
 
   [[nodiscard]] int size() const override { return offset_ < max_size_ ? offset_ : max_size_; }
   [[nodiscard]] int max_size() const { return max_size_; }

@@ -183,6 +183,8 @@ Runtime make_runtime(const Checkpoint& checkpoint, const RuntimeOptions& options
   const std::size_t row = std::max(row_bytes(false), options.batch > 1 ? row_bytes(true) : 0);
   const std::size_t budget = budget_of(options, row * static_cast<std::size_t>(options.batch));
   stock.kv_budget = budget;
+  const std::size_t cached = options.prompt_cache_bytes.value_or(budget);
+  if (cached > 0) stock.prompt_cache = std::make_shared<kv::PromptCache>(cached);
   runtime.serial = make_serial_stock_forward(model, stock);
   stock.max_rows = options.batch;
   if (options.batch > 1) runtime.batched = make_batched_stock_forward(model, stock);

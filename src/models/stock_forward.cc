@@ -59,6 +59,17 @@ std::vector<std::unique_ptr<kv::BatchCache>> StockModel::batch_caches(int rows) 
   return caches;
 }
 
+std::vector<std::unique_ptr<kv::BatchCache>> StockModel::merged(
+    const std::vector<std::vector<std::unique_ptr<kv::RowCache>>>& rows) const {
+  std::vector<std::unique_ptr<kv::BatchCache>> caches;
+  for (const ops::AttentionSpec& layer : model->attention_layers()) {
+    std::vector<const kv::RowCache*> side_by_side;
+    for (const auto& row : rows) side_by_side.push_back(row.at(caches.size()).get());
+    caches.push_back(kv::merge_row_caches(layer, side_by_side, kv_formats[caches.size()]));
+  }
+  return caches;
+}
+
 std::size_t StockModel::row_bytes(std::size_t tokens, std::size_t piece, bool batched) const {
   const auto layers = model->attention_layers();
   std::size_t bytes = 0;
@@ -87,7 +98,7 @@ std::size_t StockForward::reserved_with(const RowSpec* another) const {
   const auto count = [&](const RowSpec& spec) {
     tokens.push_back(static_cast<std::size_t>(spec.prompt_tokens) + static_cast<std::size_t>(spec.max_tokens));
   };
-  for (const auto& [id, spec] : rows_) count(spec);
+  for (const auto& [id, row] : rows_) count(row.spec);
   if (another != nullptr) count(*another);
   return projected_bytes(tokens);
 }
@@ -96,6 +107,7 @@ KvUsage StockForward::kv() const {
   KvUsage usage;
   usage.budget_bytes = options_.kv_budget;
   usage.used_bytes = used_bytes();
+  if (options_.prompt_cache) usage.cached_bytes = options_.prompt_cache->nbytes();
   usage.reserved_bytes = reserved_with(nullptr);
   usage.blocks_total = options_.max_rows;
   usage.blocks_free = options_.max_rows - static_cast<int>(rows_.size());
@@ -121,15 +133,65 @@ RowId StockForward::join(const RowSpec& spec) {
     throw Error(503, "no room for a row of " + std::to_string(spec.prompt_tokens) + " prompt and " +
                          std::to_string(spec.max_tokens) + " new tokens in the KV budget");
   }
-  rows_.emplace(next_row_, spec);
+  Row row;
+  row.spec = spec;
+  const bool seeded = spec.sampler != nullptr && spec.sampler->params().seed && !spec.sampler->params().greedy();
+  if (options_.prompt_cache && !seeded) {
+    if (auto hit = options_.prompt_cache->take(kind(), spec.prompt)) {
+      row.taken = std::move(hit->layers);
+      row.reused = row.fed = hit->tokens;
+      row.tokens.assign(spec.prompt.begin(), spec.prompt.begin() + static_cast<std::ptrdiff_t>(hit->tokens));
+    }
+  }
+  rows_.emplace(next_row_, std::move(row));
+  make_room();
   return next_row_++;
 }
 
-void StockForward::leave(RowId row) {
-  if (rows_.erase(row) > 0) on_leave(row);
+Reuse StockForward::reuse(RowId row) { return {std::exchange(rows_.at(row).reused, 0), false}; }
+
+kv::PromptCache::Layers StockForward::first_caches(RowId row) {
+  kv::PromptCache::Layers taken = std::move(rows_.at(row).taken);
+  return taken.empty() ? model_->row_caches() : std::move(taken);
+}
+
+// Quantized, the lanes' caches differ: a row alone quantizes its rings too.
+int StockForward::kind() const {
+  const bool quantized =
+      std::ranges::any_of(model_->kv_formats, [](ops::KvFormat format) { return format.quantized(); });
+  return quantized && batched_ ? 1 : 0;
+}
+
+void StockForward::leave(RowId id) {
+  const auto found = rows_.find(id);
+  if (found == rows_.end()) return;
+  if (options_.prompt_cache) leave_behind(id, found->second);
+  rows_.erase(found);
+  on_leave(id);
+  make_room();
+}
+
+void StockForward::leave_behind(RowId id, Row& row) {
+  if (row.said == 0 || row.spoiled || row.spec.prompt.empty()) return;
+  if (row.fed + 1 < row.tokens.size() || row.fed > row.tokens.size()) return;
+  kv::PromptCache::Layers layers = give_up(id, row.fed < row.tokens.size());
+  if (layers.empty()) return;
+  // So that it holds on to no batch that it was a part of.
+  std::vector<mx::array> written;
+  for (const auto& layer : layers) {
+    for (mx::array& array : layer->arrays()) written.push_back(std::move(array));
+  }
+  mx::async_eval(std::move(written));
+  options_.prompt_cache->put(kind(), std::move(row.tokens), std::move(layers));
+}
+
+void StockForward::make_room() {
+  if (!options_.prompt_cache) return;
+  options_.prompt_cache->shrink_to(options_.kv_budget - std::min(options_.kv_budget, reserved_with(nullptr)));
 }
 
 bool StockForward::recover() {
+  if (options_.prompt_cache) options_.prompt_cache->clear();  // the step that failed may be what some of it waits for
   rows_.clear();
   steps_.clear();
   on_recover();
@@ -139,7 +201,11 @@ bool StockForward::recover() {
 void StockForward::launch(const StepPlan& plan) {
   Step step;
   step.order = plan.decode;
+  for (const RowId row : plan.decode) ++rows_.at(row).fed;
   for (const PromptPart& part : plan.prompt) {
+    Row& row = rows_.at(part.row);
+    row.tokens.insert(row.tokens.end(), part.tokens.begin(), part.tokens.end());
+    row.fed += part.tokens.size();
     if (part.emits) step.order.push_back(part.row);
   }
   step.sampled = run(plan);
@@ -166,6 +232,10 @@ std::vector<Emission> StockForward::collect() {
       logprobs.eval();
       probe_(row, logprobs);
     }
+    Row& live = rows_.at(row);
+    live.tokens.push_back(outcome.choice.token);
+    ++live.said;
+    live.spoiled = live.spoiled || outcome.fault || !outcome.choice.finite;
     emissions.push_back({row, std::move(outcome.choice), std::move(outcome.fault)});
   }
   return emissions;

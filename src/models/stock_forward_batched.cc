@@ -111,6 +111,17 @@ class BatchedStockForward final : public StockForward {
     return sampled;
   }
 
+  // Rows ride on until their end has been seen, so the last token has always been fed.
+  kv::PromptCache::Layers give_up(RowId id, bool unfed) override {
+    const auto found = std::ranges::find(generating_.rows, id);
+    if (unfed || found == generating_.rows.end()) return {};
+    kv::PromptCache::Layers layers;
+    for (const auto& layer : generating_.layers) {
+      layers.push_back(layer->row_cache(static_cast<int>(found - generating_.rows.begin())));
+    }
+    return layers;
+  }
+
   void on_leave(RowId) override {
     departed_ = true;
     const auto gone = [this](RowId row) { return !joined(row); };
@@ -160,7 +171,7 @@ class BatchedStockForward final : public StockForward {
     return sampled;
   }
 
-  // New rows enter P with empty caches, together.
+  // New rows enter P together, with empty caches or those they took.
   void admit(const std::vector<PromptPart>& parts) {
     RowBatch fresh;
     for (const PromptPart& part : parts) {
@@ -168,7 +179,13 @@ class BatchedStockForward final : public StockForward {
       if (std::ranges::find(prompts_.rows, part.row) == prompts_.rows.end()) fresh.rows.push_back(part.row);
     }
     if (fresh.empty()) return;
-    fresh.layers = model().batch_caches(static_cast<int>(fresh.rows.size()));
+    if (std::ranges::any_of(fresh.rows, [this](RowId row) { return took(row); })) {
+      std::vector<kv::PromptCache::Layers> own;
+      for (const RowId row : fresh.rows) own.push_back(first_caches(row));
+      fresh.layers = model().merged(own);
+    } else {
+      fresh.layers = model().batch_caches(static_cast<int>(fresh.rows.size()));
+    }
     prompts_.extend(std::move(fresh));
   }
 

@@ -39,6 +39,15 @@ class SerialStockForward final : public StockForward {
   }
 
   void on_leave(RowId id) override { states_.erase(id); }
+
+  // generate_step, too, feeds the last token that it yields.
+  kv::PromptCache::Layers give_up(RowId id, bool unfed) override {
+    const auto found = states_.find(id);
+    if (found == states_.end() || !found->second.next) return {};
+    if (unfed) advance(found->second, mx::expand_dims(*found->second.next, 0));
+    return std::move(found->second.layers);
+  }
+
   void on_recover() override { states_.clear(); }
 
   [[nodiscard]] std::size_t used_bytes() const override {
@@ -57,7 +66,7 @@ class SerialStockForward final : public StockForward {
 
   Row& state(RowId id) {
     Row& row = states_[id];
-    if (row.layers.empty()) row.layers = model().row_caches();
+    if (row.layers.empty()) row.layers = first_caches(id);
     return row;
   }
 

@@ -78,6 +78,7 @@ void Batch::add_shared_prompts(models::StepPlan& plan, std::size_t budget) {
 void Batch::add_split_prompts(models::StepPlan& plan, std::size_t step) {
   std::vector<models::PromptPart> pieces;
   for (auto& row : prompts_) {
+    row->skip(forward_->reuse(row->id()).tokens);
     const std::size_t left = row->prompt_left();
     if (left == 1) {
       plan.prompt.push_back(row->feed(1, true));

@@ -14,6 +14,16 @@ def request(length, seed, max_tokens=40, arrive=0, cancel=None):
     return dict(prompt=prompt(length, seed), max_tokens=max_tokens, arrive=arrive, cancel=cancel)
 
 
+def after(follows, length, seed, **more):
+    """Goes on where another request's answer ended."""
+    return request(length, seed, **more) | dict(follows=follows)
+
+
+def sharing(common, length, seed, **more):
+    """`length` tokens behind the first `common` ones of a text that all such requests share."""
+    return request(length, seed, **more) | dict(prompt=prompt(300, 7)[:common] + prompt(length, seed))
+
+
 def serial(name, requests, prefill_step=2048):
     return dict(name=name, mode="serial", prefill_step=prefill_step, requests=requests)
 
@@ -65,6 +75,40 @@ CASES = [
     ]),
 ]
 
+# With a prompt cache: what is found, what of it can be used, and the bits of what goes on from there. Nobody arrives in
+# the very tick in which somebody ends, when mlx-lm looks before that one's KV is kept, and galley after.
+REUSING = [case | dict(reuse=True) for case in [
+    serial("reuse: turns of a chat, B=1", [
+        request(20, 200, max_tokens=15), after(0, 9, 201, max_tokens=12), after(1, 1, 202, max_tokens=9),
+        request(20, 200, max_tokens=6), after(2, 30, 203, max_tokens=8),
+    ], prefill_step=8),
+    serial("reuse: common beginnings, B=1", [
+        sharing(6, 2, 210, max_tokens=6), sharing(6, 3, 211, max_tokens=5), sharing(4, 0, 212, max_tokens=5),
+        sharing(6, 20, 213, max_tokens=30), sharing(6, 2, 214, max_tokens=8), request(9, 215, max_tokens=5),
+    ]),
+    serial("reuse: past 256 tokens, B=1", [
+        sharing(240, 4, 220, max_tokens=20), sharing(240, 40, 221, max_tokens=5), after(0, 10, 222, max_tokens=5),
+    ], prefill_step=64),
+    batch("reuse: turns of chats in a batch", [
+        request(6, 230, max_tokens=10),
+        request(19, 231, max_tokens=12),
+        after(0, 5, 232, max_tokens=30, arrive=25),
+        after(1, 9, 233, max_tokens=9, arrive=25),
+        request(11, 234, max_tokens=20, arrive=25),       # nothing to reuse, beside two that have
+        after(3, 1, 235, max_tokens=12, arrive=45),       # joins a running batch
+        after(2, 21, 236, max_tokens=10, arrive=80),
+    ], prefill_step=8),
+    batch("reuse: common beginnings in a batch", [
+        sharing(6, 2, 240, max_tokens=6),
+        sharing(6, 8, 241, max_tokens=25, arrive=20),
+        sharing(5, 4, 242, max_tokens=12, arrive=22),
+        sharing(6, 18, 243, max_tokens=14, arrive=60),
+        request(5, 244, max_tokens=9, arrive=60),
+        sharing(4, 0, 245, max_tokens=9, arrive=90),
+    ], prefill_step=8),
+]]
+CASES += REUSING
+
 # For models with sliding windows (of 16 tokens or fewer): prompts shorter and longer, rings that turn at least twice,
 # and rows that come and go before and after.
 WINDOWED = [
@@ -99,6 +143,8 @@ WINDOWED = [
 
 
 # What a variant of a family runs whose other variants run everything.
+REUSE = {"reuse: turns of a chat, B=1", "reuse: common beginnings, B=1", "reuse: turns of chats in a batch",
+         "reuse: common beginnings in a batch"}
 BRIEF = {"B=1, prompt in chunks", "B=2", "B=3", "B=8", "joins and leaves", "B=8 around the window",
          "long prompts in chunks join a running batch"}
 # The few that tell most, for families whose caches and schedule others have been through already.
@@ -121,4 +167,6 @@ def of(config, variant):
         names = QUANTIZED_WINDOWED if windowed else QUANTIZED if variant.brief else QUANTIZED | QUANTIZED_LONG
     else:
         names = LEAN if variant.lean else BRIEF if variant.brief else {case["name"] for case in chosen}
+    if variant.reuse:
+        names = names | REUSE
     return [case for case in chosen if case["name"] in names]

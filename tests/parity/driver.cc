@@ -6,6 +6,7 @@
 // SCRIPT is a list of cases (see cases.py). KV_QUANT: as --kv-quant. RESULT is a sequence of records, little-endian:
 //   int32 case, int32 request, int32 token, int32 bytes, bytes x log-probabilities in the model's own type
 //   int32 case, int32 -1, int32 rows, int32 8, int32 tokens a row, int32 cache columns      for every forward
+//   int32 case, int32 -2, int32 request, int32 4, int32 cached tokens of its prompt          where KV is reused
 #include <mlx/mlx.h>
 
 #include <algorithm>
@@ -39,6 +40,7 @@ using galley::serve::Row;
 using nlohmann::json;
 
 struct Request {
+  std::optional<std::size_t> follows;  ///< the prompt goes on from this request's prompt and answer
   std::vector<std::int32_t> prompt;
   int max_tokens = 0;
   int arrive = 0;             ///< the tick before which it comes
@@ -47,6 +49,7 @@ struct Request {
 
 struct Case {
   bool serial = false;
+  bool reuse = false;  ///< with a prompt cache
   int prefill_step = 0;
   int prefill_batch = 0;
   int completion_batch = 0;
@@ -57,12 +60,14 @@ struct Case {
 Case read_case(const json& j) {
   Case c;
   c.serial = j.at("mode") == "serial";
+  c.reuse = j.value("reuse", false);
   c.prefill_step = j.at("prefill_step");
   c.prefill_batch = j.value("prefill_batch", 0);
   c.completion_batch = j.value("completion_batch", 0);
   c.end_ids = j.value("end_ids", std::vector<std::int32_t>{});
   for (const json& r : j.at("requests")) {
-    Request request{r.at("prompt"), r.at("max_tokens"), r.at("arrive"), std::nullopt};
+    Request request{std::nullopt, r.at("prompt"), r.at("max_tokens"), r.at("arrive"), std::nullopt};
+    if (r.contains("follows")) request.follows = r.at("follows").get<std::size_t>();
     if (!r.at("cancel").is_null()) request.cancel = r.at("cancel").get<int>();
     c.requests.push_back(std::move(request));
   }
@@ -84,6 +89,7 @@ class Runner {
       : forward_(forward), script_(script), index_(index), out_(out), sink_(std::make_shared<FailOnError>()) {
     context_.end_ids = script_.end_ids;
     tickets_.resize(script_.requests.size());
+    texts_.resize(script_.requests.size());
     forward_.set_shape_probe([this](int rows, int length, int columns) { record_shape(rows, length, columns); });
     forward_.set_probe([this](RowId id, const mx::array& logprobs) { probed_.insert_or_assign(id, logprobs); });
   }
@@ -94,11 +100,18 @@ class Runner {
   std::unique_ptr<Row> make_row(std::size_t index) {
     const Request& request = script_.requests[index];
     galley::serve::GenerationRequest generation;
-    generation.prompt = request.prompt;
+    std::vector<std::int32_t>& text = texts_[index];
+    if (request.follows) text = texts_.at(*request.follows);
+    text.insert(text.end(), request.prompt.begin(), request.prompt.end());
+    generation.prompt = text;
     generation.max_tokens = request.max_tokens;
     tickets_[index] = std::make_shared<galley::serve::Ticket>();
     auto row = std::make_unique<Row>(context_, std::move(generation), sink_, tickets_[index]);
     row->observe([this, index, self = row.get()](const galley::sample::Choice& choice) {
+      texts_[index].push_back(choice.token);
+      if (script_.reuse && self->usage().completion_tokens == 1) {
+        write({index_, -2, static_cast<std::int32_t>(index), 4, self->usage().cached_tokens});
+      }
       record(static_cast<std::int32_t>(index), choice.token, probed_.at(self->id()));
     });
     return row;
@@ -151,7 +164,8 @@ class Runner {
   std::shared_ptr<FailOnError> sink_;
   galley::serve::RowContext context_;
   std::vector<std::shared_ptr<galley::serve::Ticket>> tickets_;
-  std::unordered_map<RowId, mx::array> probed_;  ///< each row's latest log-probabilities
+  std::vector<std::vector<std::int32_t>> texts_;  ///< prompts and what was said to them
+  std::unordered_map<RowId, mx::array> probed_;   ///< each row's latest log-probabilities
 };
 
 void run(const std::string& folder, const std::string& script, const std::string& result, const std::string& kv_quant) {
@@ -160,10 +174,12 @@ void run(const std::string& folder, const std::string& script, const std::string
   const auto checkpoint = galley::models::open_checkpoint(folder);
   const auto model = galley::models::load_stock_model(
       *checkpoint, /*dense=*/false, galley::models::KvQuant::choose(kv_quant, *checkpoint, /*batch=*/1));
-  const galley::models::StockOptions options{std::numeric_limits<std::size_t>::max() / 2, 64};
+  constexpr std::size_t kPlenty = std::numeric_limits<std::size_t>::max() / 2;
   std::int32_t index = 0;
   for (const json& j : json::parse(in)) {
     const Case script_case = read_case(j);
+    galley::models::StockOptions options{kPlenty, 64};
+    if (script_case.reuse) options.prompt_cache = std::make_shared<galley::kv::PromptCache>(kPlenty);
     const auto forward = script_case.serial ? galley::models::make_serial_stock_forward(model, options)
                                             : galley::models::make_batched_stock_forward(model, options);
     Runner(*forward, script_case, index++, out).run();

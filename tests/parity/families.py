@@ -100,6 +100,7 @@ class Variant:
     family: str = "llama"
     brief: bool = False  # the other variants of the family run the cases that this one leaves out
     lean: bool = False  # runs fewer still
+    reuse: bool = False  # brief or lean, with a prompt cache all the same
     published: bool = False  # tensors have the names that Gemma's makers give them; mlx-lm renames them as it loads
     kv_quant: str = "off"  # or 8, 4, config: then the oracle is mlx-optiq
     kv_config: list = field(default_factory=list)  # (layer, bits, group) for the model's kv_config.json
@@ -174,14 +175,14 @@ VARIANTS = [
             dict(model_type="gemma3", text_config={key: value for key, value in GEMMA3.items() if key != "vocab_size"}),
             bits=4, group=64, family="gemma3", brief=True),
     Variant("tied f32", mx.float32, family="gemma4", lean=True),
-    Variant("tied bf16", mx.bfloat16, family="gemma4", lean=True),
+    Variant("tied bf16", mx.bfloat16, family="gemma4", lean=True, reuse=True),
     Variant("untied bf16, 8-bit g64, values of their own, every other layer sliding", mx.bfloat16,
             dict(tie_word_embeddings=False, attention_k_eq_v=False, global_head_dim=0, final_logit_softcapping=None,
                  layer_types=["sliding_attention", "full_attention"] * 2), bits=8, group=64, family="gemma4", lean=True),
     Variant("tied bf16, 4-bit g64, q and down 8-bit g32, beside towers", mx.bfloat16,
             dict(model_type="gemma4", text_config=dict(GEMMA4)), bits=4, group=64,
             mixed={"q_proj": (8, 32), "mlp.down_proj": (8, 32)}, family="gemma4", lean=True),
-    Variant("tied f32", mx.float32, family="e4b", lean=True),
+    Variant("tied f32", mx.float32, family="e4b", lean=True, reuse=True),
     Variant("tied bf16, no GQA, MLPs alike", mx.bfloat16, dict(use_double_wide_mlp=False, num_key_value_heads=4),
             family="e4b", lean=True),
     Variant("tied bf16, 4-bit g32, per-layer embedding 8-bit", mx.bfloat16, bits=4, group=32,
@@ -190,17 +191,17 @@ VARIANTS = [
     Variant("tied f32, beside towers, named as published", mx.float32,
             dict(model_type="gemma4", text_config=dict(GEMMA4_MOE)), family="moe", lean=True, published=True),
     Variant("tied bf16, 4-bit g64, router 8-bit", mx.bfloat16, bits=4, group=64, mixed={"router.proj": (8, 64)},
-            family="moe", lean=True),
+            family="moe", lean=True, reuse=True),
     Variant("tied bf16, 8-bit g32, 8 of 16", mx.bfloat16, dict(num_experts=16, top_k_experts=8), bits=8, group=32,
             family="moe", lean=True),
-    Variant("tied bf16, KV 8-bit g64", mx.bfloat16, dict(head_dim=64), kv_quant="8"),
+    Variant("tied bf16, KV 8-bit g64", mx.bfloat16, dict(head_dim=64), kv_quant="8", reuse=True),
     Variant("untied bf16, 4-bit g64, KV 4-bit g64", mx.bfloat16, dict(head_dim=128, tie_word_embeddings=False), bits=4,
             group=64, kv_quant="4", brief=True),
     Variant("tied f32, no GQA, KV 4-bit g32", mx.float32, dict(head_dim=32, num_key_value_heads=4), kv_quant="4", brief=True),
     Variant("tied f16, 8 q : 1 kv, KV 4-bit g64, plain, 8-bit g32", mx.float16,
             dict(num_attention_heads=8, num_key_value_heads=1, head_dim=64), kv_quant="config",
             kv_config=[(0, 4, 64), (2, 8, 32)], brief=True),
-    Variant("tied bf16, KV 8-bit g64", mx.bfloat16, dict(head_dim=64), family="gemma3", kv_quant="8"),
+    Variant("tied bf16, KV 8-bit g64", mx.bfloat16, dict(head_dim=64), family="gemma3", kv_quant="8", reuse=True),
     Variant("tied f32, 4-bit g32, 8 q : 1 kv, KV 4-bit g32", mx.float32,
             dict(head_dim=32, num_attention_heads=8, num_key_value_heads=1), bits=4, group=32, family="gemma3",
             kv_quant="4"),
@@ -208,7 +209,7 @@ VARIANTS = [
             dict(head_dim=64, sliding_window_pattern=4), family="gemma3", kv_quant="config",
             kv_config=[(0, 4, 64), (2, 8, 32), (3, 8, 64)]),
     Variant("tied bf16, KV 8-bit g64", mx.bfloat16, dict(head_dim=64, global_head_dim=128), family="gemma4", kv_quant="8"),
-    Variant("tied f32, KV 4-bit g32", mx.float32, dict(head_dim=32), family="e4b", kv_quant="4"),
+    Variant("tied f32, KV 4-bit g32", mx.float32, dict(head_dim=32), family="e4b", kv_quant="4", reuse=True),
     Variant("tied bf16, 4-bit g32, KV 8-bit g64, plain, 4-bit g32", mx.bfloat16, dict(head_dim=64), bits=4, group=32,
             family="e4b", kv_quant="config", kv_config=[(0, 8, 64), (2, 4, 32)]),
     Variant("tied bf16, 4-bit g64, KV plain, 4-bit g64, 8-bit g64", mx.bfloat16, dict(head_dim=64, global_head_dim=64),

@@ -3,12 +3,12 @@ mlx-optiq makes those two quantize it."""
 
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, generate_step
-from mlx_lm.models.cache import QuantizedKVCache
+from mlx_lm.models.cache import LRUPromptCache, QuantizedKVCache, make_prompt_cache
 
 
 @dataclass
@@ -22,6 +22,7 @@ class Emission:
 class Run:
     emissions: list
     forwards: list  # (rows, tokens a row, cache columns before) of every forward, in order
+    cached: dict = field(default_factory=dict)  # tokens of its prompt that a request reused; only with a prompt cache
 
 
 class Logged:
@@ -77,21 +78,48 @@ def optiq(kv_quant, folder: Path, group):
         del server.BatchGenerator._optiq_batch_kv_installed
 
 
+class Texts:
+    """Prompts, what was said to them, and the KV they leave behind, kept and found as mlx-lm's server does it."""
+
+    def __init__(self, case):
+        self.requests, self.texts, self.cached = case["requests"], {}, {}
+        self.cache = LRUPromptCache() if case.get("reuse") else None
+
+    def begin(self, index):
+        """The prompt's tokens that are to be computed, and the KV of those before (or None)."""
+        request = self.requests[index]
+        prompt = self.texts.get(request.get("follows"), []) + request["prompt"]
+        self.texts[index] = list(prompt)
+        if self.cache is None:
+            return prompt, None
+        kv, rest = self.cache.fetch_nearest_cache("model", prompt)
+        self.cached[index] = len(prompt) - len(rest)
+        return rest, kv
+
+    def leave(self, index, tokens, kv):
+        if self.cache is not None:
+            self.cache.insert_cache("model", list(tokens), kv)
+
+
 def run_serial(model, case, kv):
-    emissions = []
+    emissions, texts = [], Texts(case)
     for index, request in enumerate(case["requests"]):
-        steps = generate_step(mx.array(request["prompt"]), model, max_tokens=request["max_tokens"],
-                              prefill_step_size=case["prefill_step"], **kv)
+        rest, cache = texts.begin(index)
+        cache = make_prompt_cache(model.model) if cache is None else cache
+        steps = generate_step(mx.array(rest), model, max_tokens=request["max_tokens"],
+                              prefill_step_size=case["prefill_step"], prompt_cache=cache, **kv)
         for token, logprobs in steps:
             emissions.append(Emission(index, int(token), raw(logprobs)))
-    return emissions
+            texts.texts[index].append(int(token))
+        texts.leave(index, texts.texts[index], cache)
+    return emissions, texts.cached
 
 
 def run_batch(model, case):
     generator = BatchGenerator(model, completion_batch_size=case["completion_batch"],
                                prefill_batch_size=case["prefill_batch"], prefill_step_size=case["prefill_step"],
                                stop_tokens=[[token] for token in case["end_ids"]])
-    requests = case["requests"]
+    requests, texts = case["requests"], Texts(case)
     emissions, uids, live = [], {}, set()
     waiting = set(range(len(requests)))
     tick = 0
@@ -99,7 +127,10 @@ def run_batch(model, case):
         for index in sorted(waiting):
             if requests[index]["arrive"] <= tick:
                 waiting.remove(index)
-                (uid,) = generator.insert([requests[index]["prompt"]], [requests[index]["max_tokens"]])
+                rest, cache = texts.begin(index)
+                computed = texts.texts[index][:len(texts.texts[index]) - len(rest)]
+                (uid,) = generator.insert([rest], [requests[index]["max_tokens"]], caches=[cache],
+                                          all_tokens=[computed])
                 uids[uid] = index
                 live.add(uid)
         for uid in sorted(live):
@@ -109,19 +140,23 @@ def run_batch(model, case):
                 live.remove(uid)
         _, responses = generator.next()
         for response in responses:
-            emissions.append(Emission(uids[response.uid], response.token, raw(response.logprobs)))
+            index = uids[response.uid]
+            emissions.append(Emission(index, response.token, raw(response.logprobs)))
+            texts.texts[index].append(response.token)
             if response.finish_reason is not None:
                 live.remove(response.uid)
+                texts.leave(index, response.all_tokens, response.prompt_cache)
         tick += 1
     generator.close()
-    return emissions
+    return emissions, texts.cached
 
 
 def run(model, case, kv=None):
     """`kv`: what optiq() yielded, inside of it."""
     logged = Logged(model)
-    emissions = run_serial(logged, case, kv or {}) if case["mode"] == "serial" else run_batch(logged, case)
-    return Run(emissions, logged.forwards)
+    serial = case["mode"] == "serial"
+    emissions, cached = run_serial(logged, case, kv or {}) if serial else run_batch(logged, case)
+    return Run(emissions, logged.forwards, cached)
 
 
 def run_all(model, script, variant, folder: Path):

@@ -34,7 +34,9 @@ def read_results(path):
         case, request, token, size = struct.unpack_from("<4i", data, at)
         at += 16
         run = results.setdefault(case, oracle.Run([], []))
-        if request < 0:
+        if request == -2:
+            run.cached[token], = struct.unpack_from("<i", data, at)
+        elif request < 0:
             run.forwards.append((token, *struct.unpack_from("<2i", data, at)))
         else:
             run.emissions.append(oracle.Emission(request, token, data[at:at + size]))
@@ -63,6 +65,8 @@ def differences(expected, found, serial):
                 return f"request {request}, step {step}: token {b.token}, expected {a.token}"
             if a.logprobs != b.logprobs:
                 return f"request {request}, step {step}: log-probabilities differ"
+    if found.cached != expected.cached:
+        return f"tokens reused {found.cached}, expected {expected.cached}"
     # generate_step launches steps beyond the last token it yields; the serial lane doesn't.
     forwards = expected.forwards[:len(found.forwards)] if serial else expected.forwards
     for number, (a, b) in enumerate(zip(forwards, found.forwards)):
@@ -79,9 +83,9 @@ def comparison_can_fail(expected, found, serial):
     flipped = oracle.Emission(last.request, last.token, bytes([last.logprobs[0] ^ 1]) + last.logprobs[1:])
     rows, *shape = found.forwards[-1]
     planted = [
-        oracle.Run([*rest, flipped], found.forwards),
-        oracle.Run(rest, found.forwards),
-        oracle.Run(found.emissions, [*found.forwards[:-1], (rows + 1, *shape)]),
+        oracle.Run([*rest, flipped], found.forwards, found.cached),
+        oracle.Run(rest, found.forwards, found.cached),
+        oracle.Run(found.emissions, [*found.forwards[:-1], (rows + 1, *shape)], found.cached),
     ]
     return all(differences(expected, plant, serial) is not None for plant in planted)
 
@@ -93,7 +97,8 @@ def markdown(rows, drifts, passed, failed):
         f"galley's stock rung against live mlx-lm {version('mlx-lm')} on MLX {version('mlx-cpu')}, tiny random models, "
         "CPU: greedy tokens and the raw bytes of every step's log-probabilities, in the model's own type, at the same "
         "batch size. Serial cases run against `generate_step`, the others against `BatchGenerator`, tick by tick, "
-        "through the server's own Scheduler; every forward must have the same rows, length and cache width.",
+        "through the server's own Scheduler; every forward must have the same rows, length and cache width. Where prompts "
+        "reuse KV, mlx-lm's own `LRUPromptCache` says which, used as its server uses it.",
         "",
         f"With quantized KV the oracle is mlx-optiq {version('mlx-optiq')}, which makes those two quantize it: `optiq serve "
         "--no-fused-kv` with `--kv-bits` or `--kv-config`. It keeps sliding layers as they are in a batch, and the first "

@@ -201,6 +201,20 @@ def test_the_prompt_cache_can_be_off() -> None:
         assert server.stats()["kv"]["cached_bytes"] == 0
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_stock_kernels_reuse_what_was_said_too(batch: int) -> None:
+    with running("--kernels", "stock", batch=batch) as server:
+        arguments = chat_arguments("Say hello.", max_tokens=3)
+        ask = server.client().chat.completions.create
+        first, again = ask(**arguments), ask(**arguments)
+        assert first.usage.prompt_tokens_details.cached_tokens == 0
+        assert again.usage.prompt_tokens_details.cached_tokens == first.usage.prompt_tokens - 1
+        assert again.choices[0].message.content == first.choices[0].message.content
+        server.wait_idle()
+        kv = server.stats()["kv"]
+        assert 0 < kv["cached_bytes"] <= kv["budget_bytes"] and kv["used_bytes"] == 0
+
+
 def test_prompts_outlive_the_process(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "cache"
     rules = "You are the assistant of a library. " + " ".join(f"Rule {n}: answer in {n} words." for n in range(40))
