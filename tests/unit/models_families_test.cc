@@ -60,6 +60,10 @@ Config config_of(const Family& family) {
   config.kv_heads = 2;
   config.head_dim = family.name == "qwen2" ? 32 : 48;
   if (family.quantized_kv) config.head_dim = family.name == "qwen3" ? 96 : 64;  // groups of 32 and of 64
+  if (family.quantized_kv && family.name == "qwen2") {                          // whose heads add up to the hidden size
+    config.heads = 2;
+    config.kv_heads = 1;
+  }
   config.intermediate = 192;
   config.vocab = 160;
   config.context = 512;
