@@ -86,7 +86,7 @@ bench: setup-test build model peer
 	@$(PYTHON) bench/kv.py
 
 quality: setup-test build model peer
-	@$(PYTHON) bench/quality.py $(ARGS)
+	@$(PYTHON) bench/quality.py --kv-quant 8 4 $(ARGS)
 
 format:
 	@scripts/format.sh
