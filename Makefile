@@ -82,6 +82,7 @@ peer: setup
 	@scripts/peer-llama.sh
 
 bench: setup-test build model peer
+	@scripts/build.sh release bench_prefix_index
 	@$(PYTHON) bench/run.py $(ARGS)
 	@$(PYTHON) bench/kv.py
 

@@ -6,8 +6,9 @@
   rows    rows of 4,096 tokens in one budget, and decode speed at that context, for each type of KV
   gap     gaps between the tokens of running streams while a prompt of 8,000 tokens is prefilled, and how far the
           process's memory grew by then beside what /stats says
+  index   what finding a prompt's known beginning costs, by the number of blocks that are known
 
-    bench/kv.py [--parts shared,waste,rows,gap] [--allow-loaded] [--no-docs]
+    bench/kv.py [--parts shared,waste,rows,gap,index] [--allow-loaded] [--no-docs]
 
 Writes docs/kv.json, docs/kv.md and docs/kv.svg unless --no-docs.
 """
@@ -36,6 +37,7 @@ SYSTEM_TOKENS, SHARED_ROWS = 1000, 32
 MIX_ROWS = 120
 CONTEXT = 4096
 BUDGET_GB = 1.0
+PARTS = ("shared", "waste", "rows", "gap", "index")
 GAP_ROWS, GAP_PROMPT = 4, 8000
 # Flags of each type of KV, the plainest first: the others are compared with it.
 KV_TYPES = {"bf16": ["--kv-dtype", "bf16"], "f16": ["--kv-dtype", "f16"], "8-bit": ["--kv-quant", "8"],
@@ -117,6 +119,14 @@ class Bench(machine.QuietRun):
             self.report["gap"] = asyncio.run(_gaps(server))
             after, kv = server.resident()["own"], server.get("/stats")["kv"]
         self.report["memory"] = {"process_bytes": after - before, "kv_bytes": kv["used_bytes"] + kv["cached_bytes"]}
+        self.done(watch)
+
+    def index(self) -> None:
+        watch = self.step("the prefix index")
+        output = subprocess.run([self.binary.parent / "bench" / "micro" / "bench_prefix_index", "--benchmark_format=json"],
+                                capture_output=True, text=True, check=True, timeout=300).stdout
+        self.report["index"] = {run["name"].removeprefix("hit/"): run["real_time"]
+                                for run in json.loads(output)["benchmarks"]}
         self.done(watch)
 
     def finish(self) -> dict[str, Any]:
@@ -250,6 +260,9 @@ def tables(report: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]
             ["KV in use and cached, by /stats", f"{seen['kv_bytes'] / 1e6:.1f} MB"],
             ["growth of the process's own memory since it was ready", f"{seen['process_bytes'] / 1e6:.1f} MB"],
             ["ratio", f"{seen['process_bytes'] / seen['kv_bytes']:.2f}"]]))
+    if seen := report.get("index"):
+        parts.append(("Prefix index: finding the 20 known blocks of a prompt", ["blocks known", "microseconds"],
+                      [[blocks, f"{time:.1f}"] for blocks, time in seen.items()]))
     return parts
 
 
@@ -307,7 +320,7 @@ def as_svg(report: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What galley does with KV memory.")
-    parser.add_argument("--parts", default="shared,waste,rows,gap")
+    parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--model", type=pathlib.Path, default=ROOT / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf")
     parser.add_argument("--galley", type=pathlib.Path, default=ROOT / "build" / "galley")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
@@ -317,8 +330,8 @@ def main() -> None:
 
     bench = Bench(arguments)
     for part in arguments.parts.split(","):
-        if part not in ("shared", "waste", "rows", "gap"):
-            parser.error(f"no part is called {part}; there are shared, waste, rows, gap")
+        if part not in PARTS:
+            parser.error(f"no part is called {part}; there are {', '.join(PARTS)}")
         getattr(bench, part)()
     report = bench.finish()
     print("\n" + caption(report))
