@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "ops/error.h"
+#include "temporary_folder.h"
 
 namespace galley::kv {
 namespace {
@@ -29,15 +30,8 @@ Bytes bytes_of(int seed) {
   return bytes;
 }
 
-class PrefixStoreTest : public testing::Test {
+class PrefixStoreTest : public ::testing::Test {
  protected:
-  PrefixStoreTest() {
-    std::string name = (std::filesystem::temp_directory_path() / "galley-store-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
-    folder = name;
-  }
-  ~PrefixStoreTest() override { std::filesystem::remove_all(folder); }
-
   PrefixStore open(const std::string& identity = "model a", std::size_t blocks = 1000) {
     return PrefixStore({folder / "cache", identity, kBytes, 0, blocks * kBytes,
                         [this](const std::string& text) { warnings.push_back(text); }});
@@ -61,7 +55,8 @@ class PrefixStoreTest : public testing::Test {
     sqlite3_close(handle);
   }
 
-  std::filesystem::path folder;
+  galley::testing::TemporaryFolder temporary;
+  std::filesystem::path folder = temporary.path();
   std::vector<std::string> warnings;
 };
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "serve_fused.h"
+#include "temporary_folder.h"
 
 namespace galley::testing {
 namespace {
@@ -172,13 +173,6 @@ TEST(SlidingKv, RowsThatMadeRoomAnswerAsIfTheyHadNot) {
 
 class SlidingStore : public ::testing::Test {
  protected:
-  SlidingStore() {
-    std::string name = (std::filesystem::temp_directory_path() / "galley-sliding-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
-    folder = name;
-  }
-  ~SlidingStore() override { std::filesystem::remove_all(folder); }
-
   kv::PrefixStore store() {
     return kv::PrefixStore({folder, "sliding", 3 * kSlidingUnit, kSlidingUnit, 4'000'000,
                             [](const std::string& why) { ADD_FAILURE() << why; }});
@@ -202,7 +196,8 @@ class SlidingStore : public ::testing::Test {
     while (forward.tidy()) {
     }
   }
-  std::filesystem::path folder;
+  galley::testing::TemporaryFolder temporary;
+  std::filesystem::path folder = temporary.path();
 };
 
 TEST_F(SlidingStore, WhatWasSavedIsFoundAgainAtEveryBorder) {
