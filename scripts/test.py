@@ -76,16 +76,15 @@ def ctest(suite: str, preset: str, env: dict[str, str], programs: tuple[str, ...
     status, _ = run(suite, ["scripts/build.sh", preset, *programs])
     if status != 0:
         return Count(failed=1)
-    reports = RESULTS / f"{suite}-gtest"
-    shutil.rmtree(reports, ignore_errors=True)
-    reports.mkdir(parents=True)
     build = "build" if preset == "release" else f"build-{preset}"
+    reports = ROOT / build / "reports"
+    shutil.rmtree(reports, ignore_errors=True)
+    reports.mkdir()
     junit = RESULTS / f"{suite}-ctest.xml"
     junit.unlink(missing_ok=True)
-    selection = ["-R", f"^({'|'.join(programs)})$"] if programs else ["-E", "^rust_"]
-    status, _ = run(suite, ["ctest", "--test-dir", build, *selection, "--output-on-failure", "--timeout", "900",
-                            "--output-junit", str(junit)],
-                    {**env, "GTEST_OUTPUT": f"json:{reports}/"})
+    selection = ["-R", f"^({'|'.join(programs)})(_[0-9])?$"] if programs else ["-E", "^rust_"]
+    status, _ = run(suite, ["ctest", "--test-dir", build, *selection, "--parallel", str(os.cpu_count() or 1),
+                            "--output-on-failure", "--timeout", "900", "--output-junit", str(junit)], env)
     count, reported = count_gtest(reports)
     # A program that crashed or hung left no report, and a program that is no GoogleTest leaves none: count it as one.
     if junit.exists():

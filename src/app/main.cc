@@ -8,6 +8,7 @@
 
 #include "app/options.h"
 #include "app/version.h"
+#include "http/cors.h"
 #include "ops/error.h"
 
 namespace galley::app {
@@ -72,8 +73,13 @@ int run(int argc, char** argv) {
       ->capture_default_str();
   serve_command->add_flag("--strict-model", serve_options.strict_model,
                           "refuse requests for any other model name (404)");
-  serve_command->add_option("--allowed-origin", serve_options.allowed_origins,
-                            "origins browsers may call from: local, * or https://host …");
+  serve_command
+      ->add_option("--allowed-origin", serve_options.allowed_origins,
+                   "origins browsers may call from: local, * or https://host …")
+      ->check([](const std::string& rule) {
+        return http::is_origin_rule(rule) ? std::string()
+                                          : "must be local, * or an origin like https://host:port, not " + rule;
+      });
 
   GenerateOptions generate_options;
   auto* generate_command = cli.add_subcommand("generate", "answer one prompt on standard output");

@@ -24,6 +24,14 @@ bool is_loopback_v4(std::string_view host) {
 
 }  // namespace
 
+bool is_origin_rule(std::string_view rule) {
+  if (rule == "local" || rule == "*") return true;
+  const auto scheme = rule.find("://");
+  if (scheme == 0 || scheme == std::string_view::npos) return false;
+  const std::string_view host = rule.substr(scheme + 3);
+  return !host.empty() && host.find_first_of("/?#@ ") == std::string_view::npos;
+}
+
 bool is_local_origin(std::string_view origin) {
   if (origin.starts_with("http://")) {
     origin.remove_prefix(7);

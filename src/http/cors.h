@@ -6,6 +6,9 @@
 
 namespace galley::http {
 
+/// What ServerOptions::allowed_origins may hold: "local", "*", or an origin as browsers send it: scheme://host[:port].
+bool is_origin_rule(std::string_view rule);
+
 /// `allowed` as ServerOptions::allowed_origins.
 bool origin_allowed(const std::vector<std::string>& allowed, std::string_view origin);
 

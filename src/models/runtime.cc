@@ -162,7 +162,7 @@ Runtime make_runtime(const Checkpoint& checkpoint, const RuntimeOptions& options
     runtime.weight_bytes = fused.ops->weight_bytes();
     runtime.max_row_tokens = fused.forward->max_row_tokens();
     const KvUsage usage = fused.forward->kv();
-    runtime.kv_plan = fmt::format("{} {}, {} blocks of {} tokens, {:.2f} GB budget",
+    runtime.kv_plan = fmt::format("{} {}, {} blocks of {} tokens, {:.3g} GB budget",
                                   options.kv_layout == "contiguous" ? "contiguous" : "paged",
                                   describe(fused.kv_formats, options.kv_dtype), usage.blocks_total, usage.block_tokens,
                                   static_cast<double>(usage.budget_bytes) / 1e9);
@@ -192,7 +192,7 @@ Runtime make_runtime(const Checkpoint& checkpoint, const RuntimeOptions& options
   runtime.kernels = "stock";
   runtime.isa = "mlx";
   runtime.threads = usable_processors();
-  runtime.kv_plan = fmt::format("contiguous {}, {:.2f} GB budget", describe(model->kv_formats, "plain"),
+  runtime.kv_plan = fmt::format("contiguous {}, {:.3g} GB budget", describe(model->kv_formats, "plain"),
                                 static_cast<double>(budget) / 1e9);
   return runtime;
 }

@@ -98,7 +98,7 @@ class Variant:
     group: int = 64
     mixed: dict = field(default_factory=dict)  # layer path suffix -> (bits, group)
     family: str = "llama"
-    brief: bool = False  # the other variants of the family run the cases that this one leaves out
+    brief: bool = False  # other variants, mostly of the family, run the cases that this one leaves out
     lean: bool = False  # runs fewer still
     reuse: bool = False  # brief or lean, with a prompt cache all the same
     published: bool = False  # tensors have the names that Gemma's makers give them; mlx-lm renames them as it loads
@@ -113,31 +113,31 @@ class Variant:
 
 VARIANTS = [
     Variant("tied f32", mx.float32),
-    Variant("untied f32", mx.float32, dict(tie_word_embeddings=False)),
-    Variant("tied bf16", mx.bfloat16),
+    Variant("untied f32", mx.float32, dict(tie_word_embeddings=False), brief=True),
+    Variant("tied bf16", mx.bfloat16, brief=True),
     Variant("untied bf16, 8 q : 1 kv", mx.bfloat16,
             dict(tie_word_embeddings=False, num_attention_heads=8, num_key_value_heads=1, head_dim=16)),
     Variant("untied f16, no GQA", mx.float16, dict(tie_word_embeddings=False, num_key_value_heads=4)),
     Variant("bf16, attention bias, llama3 rope", mx.bfloat16,
-            dict(attention_bias=True, rope_theta=5e5, rope_scaling=LLAMA3_ROPE)),
+            dict(attention_bias=True, rope_theta=5e5, rope_scaling=LLAMA3_ROPE), brief=True),
     Variant("f32, linear rope, traditional", mx.float32,
-            dict(rope_traditional=True, rope_scaling=dict(type="linear", factor=4.0))),
-    Variant("tied bf16, 4-bit g32", mx.bfloat16, bits=4, group=32),
+            dict(rope_traditional=True, rope_scaling=dict(type="linear", factor=4.0)), brief=True),
+    Variant("tied bf16, 4-bit g32", mx.bfloat16, bits=4, group=32, brief=True),
     Variant("untied bf16, 4-bit g64", mx.bfloat16, dict(tie_word_embeddings=False), bits=4, group=64),
-    Variant("tied f32, 4-bit g64", mx.float32, bits=4, group=64),
+    Variant("tied f32, 4-bit g64", mx.float32, bits=4, group=64, brief=True),
     Variant("untied f16, 4-bit g32, one layer", mx.float16, dict(tie_word_embeddings=False, num_hidden_layers=1), bits=4,
-            group=32),
-    Variant("tied bf16, 8-bit g64", mx.bfloat16, bits=8, group=64),
+            group=32, brief=True),
+    Variant("tied bf16, 8-bit g64", mx.bfloat16, bits=8, group=64, brief=True),
     Variant("untied bf16, 4-bit g64, head and down 8-bit g32, attention bias", mx.bfloat16,
             dict(tie_word_embeddings=False, attention_bias=True), bits=4, group=64,
-            mixed={"lm_head": (8, 32), "mlp.down_proj": (8, 32)}),
-    Variant("tied bf16, 6-bit g64", mx.bfloat16, bits=6, group=64),
+            mixed={"lm_head": (8, 32), "mlp.down_proj": (8, 32)}, brief=True),
+    Variant("tied bf16, 6-bit g64", mx.bfloat16, bits=6, group=64, brief=True),
     Variant("untied bf16", mx.bfloat16, family="minicpm5", brief=True),
     Variant("untied bf16, 4-bit g64", mx.bfloat16, bits=4, group=64, family="minicpm5", brief=True),
     Variant("tied f32", mx.float32, family="qwen2", brief=True),
     Variant("untied bf16, linear rope", mx.bfloat16,
             dict(tie_word_embeddings=False, rope_scaling=dict(type="linear", factor=2.0)), family="qwen2", brief=True),
-    Variant("tied bf16, 4-bit g64", mx.bfloat16, bits=4, group=64, family="qwen2"),
+    Variant("tied bf16, 4-bit g64", mx.bfloat16, bits=4, group=64, family="qwen2", brief=True, reuse=True),
     Variant("untied bf16, 4-bit g32, head and down 8-bit g64", mx.bfloat16, dict(tie_word_embeddings=False), bits=4,
             group=32, mixed={"lm_head": (8, 64), "mlp.down_proj": (8, 64)}, family="qwen2", brief=True),
     Variant("untied bf16, 8-bit g64", mx.bfloat16, dict(tie_word_embeddings=False), bits=8, group=64,
@@ -156,7 +156,7 @@ VARIANTS = [
             dict(num_experts=16, num_experts_per_tok=8, norm_topk_prob=False, decoder_sparse_step=2, num_hidden_layers=4,
                  mlp_only_layers=[3]), family="qwen3_moe", brief=True),
     Variant("untied bf16, 4-bit g64, router 8-bit", mx.bfloat16, dict(tie_word_embeddings=False), bits=4, group=64,
-            mixed={"mlp.gate": (8, 64)}, family="qwen3_moe"),
+            mixed={"mlp.gate": (8, 64)}, family="qwen3_moe", brief=True, reuse=True),
     Variant("tied bf16, 8-bit g32, 8 of 16", mx.bfloat16, dict(num_experts=16, num_experts_per_tok=8), bits=8, group=32,
             family="qwen3_moe", brief=True),
     Variant("tied f32", mx.float32, family="gemma3"),
@@ -167,7 +167,7 @@ VARIANTS = [
             dict(num_attention_heads=8, num_key_value_heads=1, sliding_window_pattern=4), family="gemma3", brief=True),
     Variant("tied f32, linear rope, every other layer sliding", mx.float32,
             dict(rope_scaling=dict(rope_type="linear", factor=8.0), sliding_window_pattern=2), family="gemma3", brief=True),
-    Variant("tied bf16, 4-bit g32", mx.bfloat16, bits=4, group=32, family="gemma3"),
+    Variant("tied bf16, 4-bit g32", mx.bfloat16, bits=4, group=32, family="gemma3", brief=True, reuse=True),
     Variant("tied bf16, 4-bit g64, q and down 8-bit g32", mx.bfloat16, bits=4, group=64,
             mixed={"q_proj": (8, 32), "mlp.down_proj": (8, 32)}, family="gemma3", brief=True),
     Variant("tied bf16, 8-bit g64", mx.bfloat16, bits=8, group=64, family="gemma3", brief=True),

@@ -50,11 +50,13 @@ def optiq(kv_quant, folder: Path, group):
     """Has mlx-optiq quantize KV as `optiq serve --no-fused-kv` does it, from the first token on: with --kv-bits 8 or 4,
     or with --kv-config and the model's own file. Yields what generate_step is to be told."""
     import mlx_lm.server as server
+    from optiq.runtime.kv import rotating
     from optiq.runtime.kv.batch import BatchQuantizedKVCache
     from optiq.serve import _load_kv_config, install_mixed_kv, install_quantized_kv
     generate = sys.modules["mlx_lm.generate"]
     patched = [(generate, "maybe_quantize_kv_cache"), (server, "stream_generate"),
-               (server.BatchGenerator, "insert_segments"), (BatchQuantizedKVCache, "merge")]
+               (server.BatchGenerator, "insert_segments"), (BatchQuantizedKVCache, "merge"),
+               (rotating, "_find_producer_cache")]
     before = [vars(owner)[name] for owner, name in patched]
     merge = BatchQuantizedKVCache.merge.__func__
 
@@ -65,6 +67,9 @@ def optiq(kv_quant, folder: Path, group):
         return merged
 
     BatchQuantizedKVCache.merge = classmethod(merge_in_their_format)
+    # Layers that share KV look up its format by the id() of tuples, which may be another's by now: a cache of an earlier
+    # run, say. Where nothing is found it is told from the tensors, exactly.
+    rotating._find_producer_cache = lambda keys: None
     try:
         if kv_quant == "config":
             install_mixed_kv(_load_kv_config(folder / "kv_config.json"), quantized_kv_start=0)

@@ -1,19 +1,24 @@
 """Compares galley's stock rung with live mlx-lm and, for quantized KV, live mlx-optiq, bit for bit, and writes the table
 in docs/parity.md.
 
-    python tests/parity/run.py [--driver PROGRAM] [--only WORD]
+    python tests/parity/run.py [--driver PROGRAM] [--only WORD] [--jobs N]
 
 --only runs the models whose family and name hold WORD, and leaves the table alone.
 """
 
 import argparse
 import json
+import multiprocessing
+import os
 import struct
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import repeat
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -102,8 +107,9 @@ def markdown(rows, drifts, passed, failed):
         "",
         f"With quantized KV the oracle is mlx-optiq {version('mlx-optiq')}, which makes those two quantize it: `optiq serve "
         "--no-fused-kv` with `--kv-bits` or `--kv-config`. It keeps sliding layers as they are in a batch, and the first "
-        "prompt piece is attended to unquantized by `generate_step`; so does galley. One fault of it is mended: a batch "
-        "made of empty caches forgets their format and takes 8 bits in groups of 64, whatever was asked.",
+        "prompt piece is attended to unquantized by `generate_step`; so does galley. Two faults of it are mended: a "
+        "batch made of empty caches forgets their format and takes 8 bits in groups of 64, whatever was asked; and layers "
+        "that share KV could take its format from a cache that is gone.",
         "",
         "Written by `make parity`.",
         "",
@@ -116,45 +122,70 @@ def markdown(rows, drifts, passed, failed):
     return "\n".join(lines)
 
 
+@dataclass
+class Checked:
+    """What came of one variant."""
+    rows: list  # of the table; the last column is the problem, or None
+    drift: divergence.Drift | None = None
+
+    def lines(self):
+        for family, name, rung, case, *_, problem in self.rows:
+            yield f"{family} | {name} | {rung} | {case} | {problem or 'equal'}"
+        if self.drift:
+            yield self.drift.line()
+
+
+def check(number, driver_path):
+    """Runs galley and the oracle on one of the variants, each in a process of its own."""
+    variant = families.VARIANTS[number]
+    drifting = variant in divergence.watched(families.VARIANTS)
+    with tempfile.TemporaryDirectory(prefix="galley-parity-") as temporary:
+        folder, script_path, result = (Path(temporary) / name for name in ("model", "script.json", "result.bin"))
+        families.build(variant, folder)
+        script = cases.of(families.text_config_of(variant), variant)
+        # The driver alone runs these too; the oracle has no part in how far B=N is from B=1.
+        watched = divergence.case_of(script) if drifting else 0
+        alone = [divergence.alone(script[watched])] if drifting else []
+        script_path.write_text(json.dumps(script + alone))
+        driver = subprocess.Popen([driver_path, folder, script_path, result, variant.kv_quant])
+        expected = oracle.run_all(families.load(folder), script, variant, folder)
+        broken = driver.wait(timeout=600) != 0
+        found = {} if broken else read_results(result)
+    checked = Checked([])
+    if alone and not broken:
+        checked.drift = divergence.measure(variant, found[len(script)], found[watched])
+    for index, case in enumerate(script):
+        have = found.get(index, oracle.Run([], []))
+        serial = case["mode"] == "serial"
+        problem = "the driver failed" if broken else differences(expected[index], have, serial)
+        if problem is None and not comparison_can_fail(expected[index], have, serial):
+            problem = "a planted difference went unnoticed"
+        rung = "stock serial" if serial else "stock batched"
+        against = "mlx-lm" if variant.kv_quant == "off" else "mlx-optiq"
+        checked.rows.append((variant.family, variant.name, rung, case["name"], against, len(case["requests"]),
+                             len(expected[index].emissions), problem))
+    return checked
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--driver", type=Path, default=ROOT / "build/tests/parity/galley-parity-driver")
     parser.add_argument("--only", default="", help="run the models whose family and name hold this")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="models that are run side by side")
     options = parser.parse_args()
 
-    rows, drifts, passed, failed, started = [], {}, 0, 0, time.time()
-    drifting = list(divergence.watched(families.VARIANTS))
-    with tempfile.TemporaryDirectory(prefix="galley-parity-") as temporary:
-        scratch = Path(temporary)
-        for number, variant in enumerate(
-                v for v in families.VARIANTS if options.only in f"{v.family} {v.name}"):
-            folder, result = scratch / f"model-{number}", scratch / f"result-{number}.bin"
-            families.build(variant, folder)
-            script = cases.of(families.text_config_of(variant), variant)
-            # The driver alone runs these too; the oracle has no part in how far B=N is from B=1.
-            watched = divergence.case_of(script) if variant in drifting else 0
-            alone = [divergence.alone(script[watched])] if variant in drifting else []
-            (scratch / "script.json").write_text(json.dumps(script + alone))
-            driver = subprocess.Popen([options.driver, folder, scratch / "script.json", result, variant.kv_quant])
-            model = families.load(folder)
-            expected = oracle.run_all(model, script, variant, folder)
-            broken = driver.wait(timeout=600) != 0
-            found = {} if broken else read_results(result)
-            if alone and not broken:
-                drifts[variant.family] = divergence.measure(variant, found[len(script)], found[watched])
-                print(drifts[variant.family].line(), flush=True)
-            for index, case in enumerate(script):
-                have = found.get(index, oracle.Run([], []))
-                serial = case["mode"] == "serial"
-                problem = "the driver failed" if broken else differences(expected[index], have, serial)
-                if problem is None and not comparison_can_fail(expected[index], have, serial):
-                    problem = "a planted difference went unnoticed"
-                rung = "stock serial" if serial else "stock batched"
-                against = "mlx-lm" if variant.kv_quant == "off" else "mlx-optiq"
-                rows.append((variant.family, variant.name, rung, case["name"], against, len(case["requests"]),
-                             len(expected[index].emissions), problem))
-                passed, failed = passed + (problem is None), failed + (problem is not None)
-                print(f"{variant.family} | {variant.name} | {rung} | {case['name']} | {problem or 'equal'}", flush=True)
+    started = time.time()
+    chosen = [number for number, v in enumerate(families.VARIANTS) if options.only in f"{v.family} {v.name}"]
+    rows, drifts = [], {}
+    # New interpreters, not forks: MLX's threads don't live on in a fork.
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+        for checked in pool.map(check, chosen, repeat(options.driver)):
+            print("\n".join(checked.lines()), flush=True)
+            rows += checked.rows
+            if checked.drift:
+                drifts[checked.drift.family] = checked.drift
+    failed = sum(problem is not None for *_, problem in rows)
+    passed = len(rows) - failed
     if not options.only:
         (ROOT / "docs/parity.md").write_text(markdown(rows, drifts, passed, failed))
     print(f"{time.time() - started:.0f} s")

@@ -125,11 +125,11 @@ def test_a_long_prompt_does_not_stall_a_running_stream() -> None:
         stream = RawStream(server, CHAT, long_chat())
         stream.read_until(b"data: ", 3)
         prefilling = threading.Thread(target=lambda: server.client().completions.create(
-            model="any", prompt=" a" * 6000, max_tokens=1, temperature=0))
+            model="any", prompt=" a" * 2000, max_tokens=1, temperature=0))
         prefilling.start()
         server.wait_stats(lambda s: s["batch"]["prefilling_rows"] == 1, "the prompt is being read")
         before = stream.received.count(b"data: ")
-        # 6000 tokens in chunks of 256: a token of the running row between any two chunks, of which ten are plenty.
+        # 2000 tokens in chunks of at most 256: a token of the running row between any two chunks, of which ten are plenty.
         stream.read_until(b"data: ", before + 10)
         assert server.stats()["batch"]["prefilling_rows"] == 1, "ten tokens came while the prompt was being read"
         prefilling.join()

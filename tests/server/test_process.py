@@ -59,7 +59,7 @@ def test_an_unknown_command_is_named() -> None:
 
 @pytest.mark.parametrize("flags, words", [
     (["--no-such-flag"], ["no-such-flag"]), (["--batch", "0"], ["batch"]), (["--batch", "many"], ["batch"]),
-    (["--port", "99999"], ["port"]), (["--kernels", "magic"], ["kernels"]), (["--kv-budget", "-1"], ["kv-budget", "above 0"]),
+    (["--port", "99999"], ["port"]), (["--allowed-origin", "example.com"], ["allowed-origin", "https://"]), (["--kernels", "magic"], ["kernels"]), (["--kv-budget", "-1"], ["kv-budget", "above 0"]),
 ])
 def test_bad_flags(flags: list[str], words: list[str]) -> None:
     assert_one_clear_line(run("serve", str(MODEL), *flags), *words)

@@ -209,6 +209,12 @@ TEST_F(Http, CorsForLocalPages) {
   EXPECT_TRUE(http::origin_allowed({"*"}, "null"));
   EXPECT_TRUE(http::origin_allowed({"https://a.example"}, "https://a.example"));
   EXPECT_FALSE(http::origin_allowed({"https://a.example"}, "http://localhost"));
+  for (const char* rule : {"local", "*", "https://a.example", "http://[::1]:80", "chrome-extension://abc"}) {
+    EXPECT_TRUE(http::is_origin_rule(rule)) << rule;
+  }
+  for (const char* rule : {"", "a.example", "https://", "://a", "https://a.example/", "https://b@a.example"}) {
+    EXPECT_FALSE(http::is_origin_rule(rule)) << rule;
+  }
 }
 
 TEST_F(Http, MalformedRequestsAreRefusedAndTheServerLives) {

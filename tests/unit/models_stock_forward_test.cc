@@ -10,19 +10,16 @@
 #include "memory_checkpoint.h"
 #include "models/stock_forward.h"
 #include "ops/error.h"
+#include "stock_speaker.h"
 
 namespace galley::models {
 namespace {
 
+using galley::testing::kPlenty;
 using galley::testing::MemoryCheckpoint;
 using Tokens = std::vector<std::int32_t>;
 
-constexpr std::size_t kPlenty = 1U << 30;
-
-std::shared_ptr<StockModel> tiny() {
-  static const auto model = load_stock_model(MemoryCheckpoint(MemoryCheckpoint::tiny_llama()));
-  return model;
-}
+std::shared_ptr<StockModel> tiny() { return galley::testing::tiny_stock_model(); }
 
 std::unique_ptr<StockForward> make(bool batched, std::size_t budget = kPlenty, int rows = 8,
                                    const std::shared_ptr<StockModel>& model = tiny()) {

@@ -13,16 +13,12 @@
 namespace galley::models {
 namespace {
 
+using galley::testing::kPlenty;
 using galley::testing::MemoryCheckpoint;
 using galley::testing::Speaker;
 using Tokens = std::vector<std::int32_t>;
 
-constexpr std::size_t kPlenty = 1U << 30;
-
-std::shared_ptr<StockModel> tiny() {
-  static const auto model = load_stock_model(MemoryCheckpoint(MemoryCheckpoint::tiny_llama()));
-  return model;
-}
+std::shared_ptr<StockModel> tiny() { return galley::testing::tiny_stock_model(); }
 
 struct Lane {
   std::shared_ptr<kv::PromptCache> cache;
@@ -89,17 +85,26 @@ TEST(StockReuse, RowsThatShareABeginningTakeItBesideRowsThatDont) {
   }
 }
 
+/// Says something on a lane; gives the text then, and what a person asks next.
+Tokens next_turn(const Lane& lane, bool batched) {
+  Speaker first(text(12, 1), 4);
+  first.speak(*lane.forward, batched);
+  Tokens more = first.text();
+  more.push_back(3);
+  return more;
+}
+
+std::size_t reused(const Lane& lane, bool batched, const Tokens& prompt) {
+  Speaker speaker(prompt, 4);
+  speaker.speak(*lane.forward, batched);
+  return speaker.reused;
+}
+
 TEST(StockReuse, LanesShareWhatTheyKeep) {
   const auto cache = std::make_shared<kv::PromptCache>(kPlenty);
   const Lane serial = lane(false, kPlenty, tiny(), cache);
   const Lane batched = lane(true, kPlenty, tiny(), cache);
-  Speaker first(text(12, 1), 4);
-  first.speak(*serial.forward, false);
-  Tokens more = first.text();
-  more.push_back(3);
-  Speaker second(more, 4);
-  second.speak(*batched.forward, true);
-  EXPECT_EQ(second.reused, 16U);
+  EXPECT_EQ(reused(batched, true, next_turn(serial, false)), 16U);
 }
 
 TEST(StockReuse, QuantizedLanesKeepTheirsApart) {
@@ -110,16 +115,9 @@ TEST(StockReuse, QuantizedLanesKeepTheirsApart) {
   const auto cache = std::make_shared<kv::PromptCache>(kPlenty);
   const Lane serial = lane(false, kPlenty, model, cache);
   const Lane batched = lane(true, kPlenty, model, cache);
-  Speaker first(text(12, 1), 4);
-  first.speak(*serial.forward, false);
-  Tokens more = first.text();
-  more.push_back(3);
-  Speaker other(more, 4);
-  other.speak(*batched.forward, true);
-  EXPECT_EQ(other.reused, 0U);
-  Speaker same(more, 4);
-  same.speak(*serial.forward, false);
-  EXPECT_EQ(same.reused, 16U);
+  const Tokens turn = next_turn(serial, false);
+  EXPECT_EQ(reused(batched, true, turn), 0U);
+  EXPECT_EQ(reused(serial, false, turn), 16U);
   EXPECT_EQ(cache->size(), 2U);
 }
 

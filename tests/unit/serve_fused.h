@@ -2,6 +2,7 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <memory>
 #include <optional>
@@ -146,6 +147,46 @@ inline Answer alone_on(models::FusedForward& forward, const Tokens& prompt, int 
 inline Answer alone(const Tokens& prompt, int max_tokens, std::optional<std::uint64_t> seed = std::nullopt,
                     const KvFormats& kv = {}) {
   return alone_on(*make_forward(kBudget, 0, 0, kv), prompt, max_tokens, seed);
+}
+
+/// Eight rows, every other one seeded, in a budget that holds some of them: rows make room for others, and answer as
+/// `alone(prompt, tokens, seed)` does. Row i's prompt is `longer` tokens longer than the one's before; it says `most` -
+/// 5 i.
+template <class Alone>
+void expect_that_preemption_changes_nothing(models::FusedForward& forward, std::size_t budget, int longer, int most,
+                                            const Alone& alone) {
+  Server server(forward);
+  struct Asked {
+    Tokens prompt;
+    int tokens;
+    std::optional<std::uint64_t> seed;
+  };
+  std::vector<Asked> asked;
+  std::size_t tokens = 0;
+  for (int i = 0; i < 8; ++i) {
+    asked.push_back({text(20 + longer * i, 3 + i), most - 5 * i,
+                     i % 2 == 0 ? std::nullopt : std::optional<std::uint64_t>(100 + i)});
+    server.ask(asked.back().prompt, asked.back().tokens, nullptr, asked.back().seed);
+    tokens += static_cast<std::size_t>(asked.back().tokens);
+  }
+  int together = 0;
+  while (!server.scheduler.idle()) {
+    server.scheduler.tick();
+    together = std::max(together, server.scheduler.active());
+    ASSERT_LE(forward.kv().used_bytes + forward.kv().cached_bytes, budget);
+    ASSERT_LE(forward.kv().reserved_bytes, budget);
+  }
+  EXPECT_GT(server.tally.preempted, 0U);
+  EXPECT_GT(together, 2) << "rows are admitted by what they need now";
+  EXPECT_EQ(server.tally.completion_tokens, tokens) << "nothing is sampled twice";
+  for (std::size_t i = 0; i < asked.size(); ++i) {
+    const Answer& answer = *server.answers[i];
+    EXPECT_TRUE(answer.says(alone(asked[i].prompt, asked[i].tokens, asked[i].seed))) << i;
+    EXPECT_EQ(answer.usage.prompt_tokens, static_cast<int>(asked[i].prompt.size()));
+    EXPECT_EQ(answer.usage.completion_tokens, asked[i].tokens);
+  }
+  EXPECT_EQ(forward.kv().used_bytes, 0U);
+  EXPECT_EQ(forward.kv().reserved_bytes, 0U);
 }
 
 }  // namespace galley::testing

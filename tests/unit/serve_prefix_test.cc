@@ -181,34 +181,11 @@ TEST(PrefixReuse, LiveRowsAreNeverEvictedAndTheBudgetHolds) {
 }
 
 TEST(Preemption, RowsThatMadeRoomAnswerAsIfTheyHadNot) {
-  const std::size_t block = make_forward()->bytes_for(32);
+  // Eight rows that end with five blocks each, in a pool of fourteen.
+  const std::size_t budget = 14 * make_forward()->bytes_for(32);
+  const auto solo = [](const Tokens& prompt, int tokens, auto seed) { return alone(prompt, tokens, seed); };
   for (const std::optional<std::size_t> cache : {std::optional<std::size_t>(), std::optional<std::size_t>(0)}) {
-    // Eight rows that end with five blocks each, in a pool of fourteen.
-    const auto forward = make_forward(14 * block, cache);
-    Server server(*forward);
-    std::vector<Tokens> prompts;
-    const auto seed_of = [](int i) { return i % 2 == 0 ? std::nullopt : std::optional<std::uint64_t>(100 + i); };
-    for (int i = 0; i < 8; ++i) {
-      prompts.push_back(text(20 + 5 * i, 3 + i));
-      server.ask(prompts.back(), 150 - 5 * i, nullptr, seed_of(i));
-    }
-    int together = 0;
-    while (!server.scheduler.idle()) {
-      server.scheduler.tick();
-      together = std::max(together, server.scheduler.active());
-      ASSERT_LE(forward->kv().used_bytes + forward->kv().cached_bytes, 14 * block);
-    }
-    EXPECT_GT(server.tally.preempted, 0U);
-    EXPECT_GT(together, 2) << "rows are admitted by what they need now";
-    EXPECT_EQ(server.tally.completion_tokens, 8U * 150 - 5 * 28) << "nothing is sampled twice";
-    for (int i = 0; i < 8; ++i) {
-      const auto at = static_cast<std::size_t>(i);
-      EXPECT_TRUE(server.answers[at]->says(alone(prompts[at], 150 - 5 * i, seed_of(i)))) << i;
-      EXPECT_EQ(server.answers[at]->usage.prompt_tokens, 20 + 5 * i);
-      EXPECT_EQ(server.answers[at]->usage.completion_tokens, 150 - 5 * i);
-    }
-    EXPECT_EQ(forward->kv().used_bytes, 0U);
-    EXPECT_EQ(forward->kv().reserved_bytes, 0U);
+    expect_that_preemption_changes_nothing(*make_forward(budget, cache), budget, 5, 150, solo);
   }
 }
 

@@ -142,32 +142,11 @@ TEST(SlidingKv, RowsThatArriveTogetherComputeTheirCommonBeginningOnce) {
 }
 
 TEST(SlidingKv, RowsThatMadeRoomAnswerAsIfTheyHadNot) {
+  // Eight rows that end with six to eight text blocks and two or three window blocks each.
+  constexpr std::size_t budget = 34 * kSlidingUnit;
+  const auto alone = [](const Tokens& prompt, int tokens, auto seed) { return solo(prompt, tokens, seed); };
   for (const std::optional<std::size_t> cache : {std::optional<std::size_t>(), std::optional<std::size_t>(0)}) {
-    // Eight rows that end with six to eight text blocks and two or three window blocks each.
-    const auto forward = make_sliding(34 * kSlidingUnit, cache);
-    Server server(*forward);
-    std::vector<Tokens> prompts;
-    const auto seed_of = [](int i) { return i % 2 == 0 ? std::nullopt : std::optional<std::uint64_t>(100 + i); };
-    for (int i = 0; i < 8; ++i) {
-      prompts.push_back(text(20 + 15 * i, 3 + i));
-      server.ask(prompts.back(), 160 - 5 * i, nullptr, seed_of(i));
-    }
-    int together = 0;
-    while (!server.scheduler.idle()) {
-      server.scheduler.tick();
-      together = std::max(together, server.scheduler.active());
-      const models::KvUsage kv = forward->kv();
-      ASSERT_LE(kv.used_bytes + kv.cached_bytes, 34 * kSlidingUnit);
-      ASSERT_LE(kv.reserved_bytes, 34 * kSlidingUnit);
-    }
-    EXPECT_GT(server.tally.preempted, 0U);
-    EXPECT_GT(together, 2) << "rows are admitted by what they need now";
-    for (int i = 0; i < 8; ++i) {
-      const auto at = static_cast<std::size_t>(i);
-      EXPECT_TRUE(server.answers[at]->says(solo(prompts[at], 160 - 5 * i, seed_of(i)))) << i;
-    }
-    EXPECT_EQ(forward->kv().used_bytes, 0U);
-    EXPECT_EQ(forward->kv().reserved_bytes, 0U);
+    expect_that_preemption_changes_nothing(*make_sliding(budget, cache), budget, 15, 160, alone);
   }
 }
 

@@ -1,14 +1,23 @@
-// Rows with a prompt cache, driven through a stock forward as the lanes drive them.
+// A tiny model for the stock forwards, and rows with a prompt cache driven through one as the lanes drive them.
 #pragma once
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 #include <vector>
 
-#include "models/forward.h"
+#include "memory_checkpoint.h"
+#include "models/stock_forward.h"
 
 namespace galley::testing {
+
+constexpr std::size_t kPlenty = 1U << 30;
+
+inline std::shared_ptr<models::StockModel> tiny_stock_model() {
+  static const auto model = models::load_stock_model(MemoryCheckpoint(MemoryCheckpoint::tiny_llama()));
+  return model;
+}
 
 struct Speaker {
   Speaker(std::vector<std::int32_t> its_prompt, int its_tokens, sample::Params params = {})

@@ -162,8 +162,16 @@ void attention(Context& context, const Attention& args, Activations& out) {
   };
   const auto row_floats = [&](const Group& g) { return static_cast<std::size_t>(g.rows) * plan.width(); };
 
-  // Few units with long contexts: spread the segments too. Same parts, same order of merging, same bits.
-  bool spread_segments = context.threads() > 1 && units < 4 * context.threads();
+  // Where a few units with long contexts would keep one thread busy at the end, segments are spread instead of units.
+  // Same parts, same order of merging, same bits.
+  std::int64_t work = 0, largest = 0;
+  for (const Group& g : groups) {
+    const auto [s0, s1] = segments_of(g);
+    const auto unit = static_cast<std::int64_t>(s1 - s0) * g.rows;
+    work += unit * plan.sets;
+    largest = std::max(largest, unit);
+  }
+  bool spread_segments = context.threads() > 1 && 4 * context.threads() * largest > work;
   std::int64_t parts = 0;
   std::size_t floats = 0;
   if (spread_segments) {
