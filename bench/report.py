@@ -66,6 +66,13 @@ def footprint_rows(report: dict[str, Any]) -> list[list[str]]:
     ]
 
 
+def loading_rows(report: dict[str, Any]) -> list[list[str]]:
+    seen, mb = report["loading"], 1e6
+    return [["file", f"{seen['file_bytes'] / mb:.0f} MB"], ["ready after", f"{seen['ready_seconds']:.2f} s"],
+            ["most memory by then", f"{seen['peak_bytes'] / mb:.0f} MB"],
+            ["1.5 times the file + 200 MB", f"{(1.5 * seen['file_bytes'] + 200 * mb) / mb:.0f} MB"]]
+
+
 def text_table(heading: list[str], rows: list[list[str]]) -> str:
     widths = [max(len(row[column]) for row in [heading, *rows]) for column in range(len(heading))]
 
@@ -96,6 +103,9 @@ def tables(report: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]
                       neighbour_rows(report)))
     if "footprint" in report:
         parts.append(("galley's footprint", ["", "measured"], footprint_rows(report)))
+    if "loading" in report:
+        parts.append(("Loading a GGUF in the shape of Qwen2.5-0.5B Q4_K_M (random weights, its vocabulary)", ["", "measured"],
+                      loading_rows(report)))
     return parts
 
 

@@ -5,7 +5,7 @@ Both run the same model file, one after the other, in interleaved rounds; what c
 with whichever of its settings a first pass found fastest. Figures mean nothing on a busy machine, so the run refuses
 to start on one; with --allow-loaded it goes on and stamps its results.
 
-    bench/run.py [--rounds N] [--parts engine,sliding,server,neighbour] [--allow-loaded] [--no-docs]
+    bench/run.py [--rounds N] [--parts engine,sliding,server,neighbour,loading] [--allow-loaded] [--no-docs]
 
 Writes bench/out/<time>.json and, unless --no-docs, docs/bench.json, docs/bench.md and docs/bench.svg.
 """
@@ -16,10 +16,12 @@ import argparse
 import json
 import os
 import pathlib
+import tempfile
 from datetime import datetime
 from statistics import median
 from typing import Any
 
+import loading
 import machine
 import report as reporting
 from engines import Galley, LlamaCpp, Samples
@@ -128,6 +130,17 @@ class Bench(machine.QuietRun):
         self.report["footprint"] = footprint
         self.report.setdefault("llama_settings", {})["server"] = {"flash_attention": flash}
 
+    def loading(self) -> None:
+        """How a larger model is loaded; made here, as no package brings one."""
+        vocabulary = self.peer.parent / "src" / "models" / "ggml-vocab-qwen2.gguf"
+        with tempfile.TemporaryDirectory(prefix="galley-loading-") as folder:
+            path = pathlib.Path(folder) / "qwen2.5-0.5b-shape.gguf"
+            loading.build(path, vocabulary)
+            watch = self.step("loading a GGUF of half a billion parameters")
+            seen = [loading.measure(self.binary, path, self.threads) for _ in range(self.rounds)]
+            self.done(watch)
+        self.report["loading"] = {key: median(entry[key] for entry in seen) for key in seen[0]}
+
     def _best_flash(self) -> str:
         """Whether llama-server is faster with flash attention, seen with the most streams."""
         speeds = {}
@@ -163,7 +176,7 @@ def _string_keys(medians: dict[str, Any]) -> dict[str, Any]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measures galley against llama.cpp.")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--parts", default="engine,sliding,server,neighbour", help="comma-separated")
+    parser.add_argument("--parts", default="engine,sliding,server,neighbour,loading", help="comma-separated")
     parser.add_argument("--model", type=pathlib.Path, default=ROOT / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf")
     parser.add_argument("--sliding-model", type=pathlib.Path, default=ROOT / "models" / "gemma-3-270m-q4_k_m.gguf",
                         help="a model with sliding-window layers; optional")
@@ -185,7 +198,8 @@ def main() -> None:
     bench = Bench(arguments)
     parts = arguments.parts.split(",")
     for part in parts:
-        {"engine": bench.engine, "sliding": bench.sliding, "server": bench.server, "neighbour": bench.neighbour}[part]()
+        {"engine": bench.engine, "sliding": bench.sliding, "server": bench.server, "neighbour": bench.neighbour,
+         "loading": bench.loading}[part]()
         bench.save()
     result = bench.finish()
     print()

@@ -101,6 +101,7 @@ Layout::Layout(std::span<const ops::AttentionSpec> specs, kernels::KvElement ele
       layer.offset = unit_bytes;
       unit_bytes += layer.view.block_stride;
     }
+    for (Layer& layer : layers) layer.view.block_stride = unit_bytes;
     return;
   }
   unit_bytes = best_unit(sizes[0], sizes[1]);

@@ -10,18 +10,13 @@ PagedKv::PagedKv(Layout layout, std::size_t budget_bytes)
     : layout_(std::move(layout)),
       pool_(static_cast<int>(std::min<std::size_t>(budget_bytes / layout_.unit_bytes, 1U << 26U)), layout_.block_tokens,
             layout_.text_units, layout_.window_units),
+      memory_(layout_.unit_bytes * static_cast<std::size_t>(pool_.total())),
       layers_(layout_.layers.size()) {
-  const auto units = static_cast<std::size_t>(pool_.total());
-  // With one kind of layers each has a region of its own, so that what is read together lies together.
-  const bool together = layout_.window_units > 0;
-  if (together) regions_.emplace_back(layout_.unit_bytes * units);
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const Layout::Layer& layer = layout_.layers[i];
-    kernels::PagedKv& view = layers_[i].view;
-    view = layer.view;
+    layers_[i].view = layer.view;
+    layers_[i].view.data = memory_.data() + layer.offset;
     layers_[i].table = layer.unit;
-    if (!together) regions_.emplace_back(view.block_stride * units);
-    view.data = regions_.back().data() + (together ? layer.offset : 0);
     pointers_.push_back(&layers_[i]);
   }
 }

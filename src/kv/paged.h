@@ -47,7 +47,7 @@ class PagedKv {
 
   Layout layout_;
   BlockPool pool_;
-  std::vector<kernels::AlignedMemory> regions_;
+  kernels::AlignedMemory memory_;  // unit after unit, so that what is resident grows block by block
   std::vector<ops::PagedLayerKv> layers_;
   std::vector<ops::LayerKv*> pointers_;
 };

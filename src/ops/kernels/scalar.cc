@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "ops/kernels/half.h"
 #include "ops/kernels/kernel_table.h"
@@ -19,16 +20,19 @@ void affine(const PackedMatrix& w, const Activations& x, std::size_t first, int 
   const int rows = x.tile_rows(tile), group = w.group(), zero = zero_point(w);
   const auto lanes = static_cast<std::size_t>(w.lanes());
   const std::size_t row0 = static_cast<std::size_t>(tile) * x.tile();
+  std::vector<std::int32_t> codes(static_cast<std::size_t>(w.groups()) * group);
   for (int b = 0; b < count; ++b) {
     const std::uint8_t* block = w.block(first + static_cast<std::size_t>(b));
-    for (int r = 0; r < rows; ++r) {
-      for (std::size_t lane = 0; lane < lanes; ++lane) {
+    for (std::size_t lane = 0; lane < lanes; ++lane) {
+      for (std::size_t k = 0; k < codes.size(); ++k) codes[k] = code_at(w, block, lane, static_cast<int>(k)) - zero;
+      for (int r = 0; r < rows; ++r) {
+        const std::int8_t* row = x.q() + row0 * x.k() + static_cast<std::ptrdiff_t>(r) * 4;
         float acc = 0;
         for (int g = 0; g < w.groups(); ++g) {
           std::int32_t dot = 0, sum = 0;
           for (int k = g * group; k < (g + 1) * group; ++k) {
-            const std::int32_t q = x.q()[row0 * x.k() + (static_cast<std::size_t>(k / 4) * rows + r) * 4 + k % 4];
-            dot += (code_at(w, block, lane, k) - zero) * q;
+            const std::int32_t q = row[static_cast<std::ptrdiff_t>(k / 4) * rows * 4 + k % 4];
+            dot += codes[static_cast<std::size_t>(k)] * q;
             sum += q;
           }
           const int step = g * group / x.form().group;
