@@ -2,7 +2,7 @@
 
 import random
 
-from families import VOCAB
+from families import VARIANTS, VOCAB
 
 
 def prompt(length, seed):
@@ -44,6 +44,7 @@ CASES = [
     batch("B=3, equal lengths", [request(6, 11), request(6, 12), request(6, 13)]),
     batch("B=8", [request(n, 20 + n) for n in (4, 19, 1, 11, 2, 33, 7, 26)]),
     batch("B=3, prompts in chunks", [request(40, 30), request(5, 31), request(21, 32)], prefill_step=8),
+    batch("B=2, 200 tokens", [request(3, 94, max_tokens=200), request(70, 95, max_tokens=200)]),
     batch("B=2, one-token prompts", [request(1, 33), request(1, 34)]),
     batch("B=2, past 256 tokens", [request(244, 35), request(251, 36)], prefill_step=128),
     # {A, B} -> C joins -> A leaves -> {B, C} -> D joins with a long prompt -> B leaves -> E, F join -> ... -> empty
@@ -115,7 +116,6 @@ WINDOWED = [
     serial("B=1, 200 tokens, prompt in chunks", [request(50, 90, max_tokens=200)], prefill_step=12),
     serial("B=1, prompt as long as the window", [request(17, 91)]),
     serial("B=1, prompt longer by one", [request(18, 92)]),
-    batch("B=2, 200 tokens", [request(3, 94, max_tokens=200), request(70, 95, max_tokens=200)]),
     batch("B=8 around the window", [request(n, 100 + n, max_tokens=60) for n in (15, 16, 17, 18, 31, 32, 33, 64)]),
     batch("long prompts join a running batch", [
         request(5, 110, max_tokens=90),
@@ -142,14 +142,16 @@ WINDOWED = [
 ]
 
 
-# What a variant of a family runs whose other variants run everything.
+# What variants run that don't run everything.
 REUSE = {"reuse: turns of a chat, B=1", "reuse: common beginnings, B=1", "reuse: turns of chats in a batch",
          "reuse: common beginnings in a batch"}
 BRIEF = {"B=1, prompt in chunks", "B=2", "B=3", "B=8", "joins and leaves", "B=8 around the window",
          "long prompts in chunks join a running batch"}
 # The few that tell most, for families whose caches and schedule others have been through already.
-LEAN = {"B=1, 200 tokens, prompt in chunks", "B=2, 200 tokens", "B=3", "B=8 around the window", "joins and leaves",
+LEAN = {"B=1, prompt longer by one", "B=3", "B=8 around the window", "joins and leaves",
         "long prompts in chunks join a running batch"}
+# And one variant of each family.
+ENDURING = {"B=1, 200 tokens, prompt in chunks", "B=2, 200 tokens"}
 
 
 # With quantized KV.
@@ -167,6 +169,8 @@ def of(config, variant):
         names = QUANTIZED_WINDOWED if windowed else QUANTIZED if variant.brief else QUANTIZED | QUANTIZED_LONG
     else:
         names = LEAN if variant.lean else BRIEF if variant.brief else {case["name"] for case in chosen}
+        if variant is next(v for v in VARIANTS if v.family == variant.family):
+            names = names | ENDURING
     if variant.reuse:
         names = names | REUSE
     return [case for case in chosen if case["name"] in names]

@@ -108,7 +108,9 @@ class Variant:
     @property
     def kv_group(self):
         """Of every layer, where kv_quant says how many bits."""
-        return 64 if text_config_of(self)["head_dim"] % 64 == 0 else 32
+        config = text_config_of(self)
+        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        return 64 if head_dim % 64 == 0 else 32
 
 
 VARIANTS = [
@@ -201,6 +203,13 @@ VARIANTS = [
     Variant("tied f16, 8 q : 1 kv, KV 4-bit g64, plain, 8-bit g32", mx.float16,
             dict(num_attention_heads=8, num_key_value_heads=1, head_dim=64), kv_quant="config",
             kv_config=[(0, 4, 64), (2, 8, 32)], brief=True),
+    Variant("untied bf16, KV 4-bit g64", mx.bfloat16, dict(head_dim=64), family="minicpm5", kv_quant="4", brief=True),
+    Variant("tied bf16, KV 8-bit g32", mx.bfloat16, dict(num_attention_heads=2, num_key_value_heads=1), family="qwen2",
+            kv_quant="8", brief=True),
+    Variant("untied f32, KV 4-bit g64, plain", mx.float32, dict(head_dim=64, tie_word_embeddings=False), family="qwen3",
+            kv_quant="config", kv_config=[(0, 4, 64)], brief=True),
+    Variant("tied bf16, 4-bit g64, KV 8-bit g64", mx.bfloat16, dict(head_dim=64), bits=4, group=64, family="qwen3_moe",
+            kv_quant="8", brief=True),
     Variant("tied bf16, KV 8-bit g64", mx.bfloat16, dict(head_dim=64), family="gemma3", kv_quant="8", reuse=True),
     Variant("tied f32, 4-bit g32, 8 q : 1 kv, KV 4-bit g32", mx.float32,
             dict(head_dim=32, num_attention_heads=8, num_key_value_heads=1), bits=4, group=32, family="gemma3",
