@@ -137,7 +137,10 @@ Response health(const Service& service) {
 
 Response stats(const Service& service) {
   const auto model = service.model();
-  OutJson json = engine_json(model ? model->engine->stats() : serve::Stats{});
+  serve::Stats seen;
+  seen.batch.configured = service.options().rows;
+  if (model) seen = model->engine->stats();
+  OutJson json = engine_json(seen);
   json["server"] = {{"model", model ? OutJson(model->id) : OutJson(nullptr)},
                     {"status", status_word(service)},
                     {"started_at", unix_seconds(service.started_at())},

@@ -41,6 +41,7 @@ struct ServiceOptions {
   bool strict_model = false;       ///< a request for any other model id is a 404
   int default_max_tokens = 2048;   ///< cap of a request that names none; the context's rest when that is less
   SamplingDefaults sampling = {};  ///< from the command line
+  int rows = 1;                    ///< for /stats before there is an engine
 };
 
 /// Shared by all requests; every member is safe from any thread. It exists before the model is loaded, so that /health

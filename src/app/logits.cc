@@ -21,7 +21,16 @@ int logits(LogitsOptions options) {
     }
     tokens.push_back(id);
   }
-  if (tokens.empty() || !file.eof()) throw Error(400, fmt::format("{}: not a list of token ids", options.tokens));
+  if (tokens.empty() || !file.eof()) {
+    throw Error(400,
+                fmt::format("{}: after {} token ids comes something else; it should hold ids in decimal, separated by "
+                            "blanks or line ends",
+                            options.tokens, tokens.size()));
+  }
+  const int context = options.model.runtime.context;
+  if (context > 0 && tokens.size() > static_cast<std::size_t>(context)) {
+    throw Error(400, fmt::format("{}: {} tokens are more than --context {}", options.tokens, tokens.size(), context));
+  }
   const std::vector<float> all = models::prompt_logits(*checkpoint, options.model.runtime, tokens);
   std::ofstream out(options.out, std::ios::binary);
   out.write(reinterpret_cast<const char*>(all.data()), static_cast<std::streamsize>(all.size() * sizeof(float)));

@@ -8,7 +8,10 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
+#include <stop_token>
+#include <thread>
 
 #include "api/router.h"
 #include "api/service.h"
@@ -45,6 +48,18 @@ class Signals {
   sigset_t set_{};
 };
 
+/// A thread that ends the program when a signal comes before it is told to stop: while a model is loaded nothing runs
+/// that could be finished.
+std::jthread leave_on_signal(const Signals& signals) {
+  return std::jthread([&signals](const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      if (signals.wait(std::chrono::milliseconds(20)) == 0) continue;
+      spdlog::info("stopped while the model was being loaded");
+      std::_Exit(0);
+    }
+  });
+}
+
 /// The access log.
 void log_answer(const http::Answered& answered) {
   const bool probe = answered.path == "/health" || answered.path == "/stats";  // come every few seconds: no news
@@ -67,6 +82,7 @@ int serve(ServeOptions options) {
   api::ServiceOptions service_options;
   service_options.version = kVersion;
   service_options.strict_model = options.strict_model;
+  service_options.rows = options.model.runtime.batch;
   service_options.default_max_tokens = options.max_tokens;
   service_options.sampling = {options.sampling.temperature, options.sampling.top_k, options.sampling.top_p,
                               options.sampling.min_p};
@@ -82,6 +98,7 @@ int serve(ServeOptions options) {
 
   options.model.runtime.warn = [](const std::string& message) { spdlog::warn("{}", message); };
   const auto started = std::chrono::steady_clock::now();
+  std::jthread loading = leave_on_signal(signals);
   const ModelFiles files = open_model(options.model.model);
   const models::GenerationConfig recommended = files.checkpoint->generation_config();  // bad files before long work
   serve::EngineOptions engine_options;
@@ -114,6 +131,8 @@ int serve(ServeOptions options) {
   model->generation_config = {recommended.temperature, recommended.top_k, recommended.top_p, recommended.min_p};
   model->engine = engine;
   service->set_model(model);
+  loading.request_stop();
+  loading.join();
   fmt::print("{}", ready_card(options, files, card, server.port()));
   std::fflush(stdout);
   spdlog::info("ready in {:.2f} s", std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count());

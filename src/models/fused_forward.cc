@@ -145,7 +145,7 @@ Reuse FusedForward::reuse(RowId id) {
     row.known += found.size();
     const auto reused = rest.first(found.size() * block_tokens);
     row.tokens.insert(row.tokens.end(), reused.begin(), reused.end());
-    if (archive_ && flying_.empty()) load_stored(row);
+    if (archive_ && flying_.empty() && row.asked_at != row.kv.length()) load_stored(row);
   }
   Reuse reuse;
   reuse.wait = awaits_leader(id, row);
@@ -197,6 +197,7 @@ void FusedForward::load_stored(Row& row) {
   const auto loaded = rest.first(blocks * static_cast<std::size_t>(kv_.pool().block_tokens()));
   row.tokens.insert(row.tokens.end(), loaded.begin(), loaded.end());
   row.known += blocks;
+  row.asked_at = row.kv.length();
 }
 
 bool FusedForward::tidy() { return archive_ && flying_.empty() && archive_->save_next(); }

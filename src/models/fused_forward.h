@@ -66,6 +66,7 @@ class FusedForward final : public Forward {
     std::span<const std::int32_t> prompt;
     std::vector<std::int32_t> tokens;  ///< [kv.length()] what its blocks hold
     std::size_t known = 0;             ///< of its blocks, those in the index
+    std::int64_t asked_at = -1;        ///< length at which the store was asked last: a row that waits asks once
     std::size_t told = 0;              ///< tokens of the prompt that were fed or said to be reused
     RowId leader = kNobody;            ///< an earlier row whose prompt begins alike and is being computed
     std::size_t lead = 0;              ///< tokens that prompt and the leader's have in common

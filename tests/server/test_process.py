@@ -112,6 +112,17 @@ def test_health() -> None:
         assert httpx.get(f"{server.url}/health").status_code == 200
 
 
+def test_sigterm_ends_a_server_that_is_still_loading() -> None:
+    server = Server(batch=4)
+    while True:  # it answers before it has loaded its model
+        try:
+            assert httpx.get(f"{server.url}/health", timeout=5).status_code in (200, 503)
+            break
+        except httpx.TransportError:
+            assert server.process.poll() is None, server.log()
+    assert server.terminate() == 0
+
+
 @pytest.mark.parametrize("batch", [1, 4])
 def test_sigterm_lets_running_requests_finish(batch: int) -> None:
     server = Server(batch=batch)

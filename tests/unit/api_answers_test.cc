@@ -302,7 +302,9 @@ TEST_F(Answers, HealthFollowsTheServersLife) {
   api.service->set_model(nullptr);
   expect("loading");
   EXPECT_EQ(api.send("GET", "/v1/models")->whole->status, 503);
-  EXPECT_EQ(api.send("GET", "/stats")->whole->status, 200);
+  const auto stats = api.send("GET", "/stats");
+  EXPECT_EQ(stats->whole->status, 200);
+  EXPECT_EQ(json_of(*stats)["batch"]["configured"], 7);
   api.service->set_model(api.model);
   api.service->set_draining();
   expect("draining");

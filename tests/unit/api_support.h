@@ -175,7 +175,8 @@ class LineTemplate final : public text::ChatTemplate {
 
 /// A service over any engine, and requests to it as JSON.
 struct ApiFixture {
-  explicit ApiFixture(std::shared_ptr<serve::Engine> engine, api::ServiceOptions options = {.version = "1.2.3"})
+  explicit ApiFixture(std::shared_ptr<serve::Engine> engine,
+                      api::ServiceOptions options = {.version = "1.2.3", .rows = 7})
       : service(std::make_shared<api::Service>(std::move(options))), router(service) {
     model = std::make_shared<api::ServedModel>();
     model->id = "org/tiny";
