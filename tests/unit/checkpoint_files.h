@@ -1,7 +1,5 @@
 // Small checkpoints, written byte by byte so that tests can also write wrong ones.
 #pragma once
-#include <unistd.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -12,35 +10,22 @@
 #include <string_view>
 #include <vector>
 
+#include "temporary_folder.h"
+
 namespace galley::models::test {
 
-/// A folder that is removed with the object.
-class TempFolder {
+/// In memory where the system offers that: damaged files are written by the thousand.
+class TempFolder : public galley::testing::TemporaryFolder {
  public:
-  TempFolder() {
-    static int count = 0;
-    // In memory where the system offers that: damaged files are written by the thousand.
-    const std::filesystem::path memory = "/dev/shm";
-    path_ = (std::filesystem::is_directory(memory) ? memory : std::filesystem::temp_directory_path()) /
-            ("galley-checkpoint-" + std::to_string(::getpid()) + "-" + std::to_string(count++));
-    std::filesystem::create_directories(path_);
-  }
-  ~TempFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
+  TempFolder()
+      : TemporaryFolder(std::filesystem::is_directory("/dev/shm") ? "/dev/shm"
+                                                                  : std::filesystem::temp_directory_path()) {}
 
-  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
   std::filesystem::path write(const std::string& name, std::string_view bytes) const {
-    const auto file = path_ / name;
+    const auto file = path() / name;
     std::ofstream(file, std::ios::binary) << bytes;
     return file;
   }
-
- private:
-  std::filesystem::path path_;
 };
 
 template <typename T>
