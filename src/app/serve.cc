@@ -130,9 +130,9 @@ int serve(ServeOptions options) {
   model->context = std::min(engine_options.context, card.max_row_tokens);
   model->generation_config = {recommended.temperature, recommended.top_k, recommended.top_p, recommended.min_p};
   model->engine = engine;
-  service->set_model(model);
   loading.request_stop();
-  loading.join();
+  loading.join();  // before the first request: from here on a signal lets what runs finish
+  service->set_model(model);
   fmt::print("{}", ready_card(options, files, card, server.port()));
   std::fflush(stdout);
   spdlog::info("ready in {:.2f} s", std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count());

@@ -40,13 +40,22 @@ class Server:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.flags = [str(BINARY), "serve", str(model), "--port", str(self.port), "--batch", str(batch), *flags]
-        self._log = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")
+        self._log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(self.flags, stdout=self._log, stderr=subprocess.STDOUT,
                                         stdin=subprocess.DEVNULL)
 
     def log(self) -> str:
-        self._log.seek(0)
-        return self._log.read()
+        file = self._log.fileno()  # pread: the process writes at the position that a seek would move
+        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+
+    def wait_log(self, words: str) -> str:
+        """What the server has printed once `words` are in it: a line may follow what it tells of by a moment."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while words not in (log := self.log()):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not printed within {SETTLE_SECONDS} s: {words}\n{log}")
+            time.sleep(0.01)
+        return log
 
     def wait_ready(self) -> None:
         deadline = time.monotonic() + START_SECONDS

@@ -100,7 +100,7 @@ def test_bench_ends_in_one_json_object() -> None:
 
 def test_the_ready_card_tells_what_a_newcomer_needs() -> None:
     with running(batch=16) as server:
-        card = server.log()
+        card = server.wait_log("stop with Ctrl-C")
         assert server.url in card
         assert "curl" in card
         assert "16" in card and "fused" in card
