@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import openai
@@ -25,12 +25,24 @@ START_SECONDS = 120
 STOP_SECONDS = 20  # less than the default drain timeout: an idle server must not wait for it
 # How long a cancelled row may take to vanish from /stats. A step takes milliseconds; the rest is for a loaded machine.
 SETTLE_SECONDS = 10
+T = TypeVar("T")
 
 
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def settled(read: Callable[[], T], condition: Callable[[T], bool], complaint: Callable[[T], str],
+            seconds: float = SETTLE_SECONDS) -> T:
+    """Reads until the condition holds of what was read, and returns that."""
+    deadline = time.monotonic() + seconds
+    while not condition(value := read()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {complaint(value)}")
+        time.sleep(0.01)
+    return value
 
 
 class Server:
@@ -50,12 +62,7 @@ class Server:
 
     def wait_log(self, words: str) -> str:
         """What the server has printed once `words` are in it: a line may follow what it tells of by a moment."""
-        deadline = time.monotonic() + SETTLE_SECONDS
-        while words not in (log := self.log()):
-            if time.monotonic() > deadline:
-                raise AssertionError(f"not printed within {SETTLE_SECONDS} s: {words}\n{log}")
-            time.sleep(0.01)
-        return log
+        return settled(self.log, lambda log: words in log, lambda log: f"{words}; printed is\n{log}")
 
     def wait_ready(self) -> None:
         deadline = time.monotonic() + START_SECONDS
@@ -97,14 +104,7 @@ class Server:
     def wait_stats(self, condition: Callable[[dict[str, Any]], bool], what: str,
                    seconds: float = SETTLE_SECONDS) -> dict[str, Any]:
         """Polls /stats until the condition holds."""
-        deadline = time.monotonic() + seconds
-        stats = self.stats()
-        while not condition(stats):
-            if time.monotonic() > deadline:
-                raise AssertionError(f"not within {seconds} s: {what}; batch is {stats['batch']}")
-            time.sleep(0.01)
-            stats = self.stats()
-        return stats
+        return settled(self.stats, condition, lambda stats: f"{what}; batch is {stats['batch']}", seconds)
 
     def wait_idle(self) -> dict[str, Any]:
         return self.wait_stats(lambda s: not any(s["batch"][k] for k in
