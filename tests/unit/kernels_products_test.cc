@@ -1,6 +1,10 @@
 // Matrix products and their epilogues against references in double, and bit-invariance across rows, tiles and threads.
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
+#include <utility>
+
 #include "kernels_support.h"
 #include "ops/error.h"
 
@@ -93,6 +97,27 @@ TEST_P(Products, RowsAreInvariant) {
           for (int r = 0; r < rows; ++r) ASSERT_EQ(row_bits(a, r), row_bits(all, first + r));
         }
       }
+    }
+  }
+}
+
+// Integer sums are exact and the float part is the same, so how the dot products are made leaves no trace. Deep rows,
+// so that every buffer on the way wraps around.
+TEST(Isas, SameLanesGiveTheSameBits) {
+  for (const MatrixSpec& spec : specs(64, 1536)) {
+    const TestMatrix m(spec);
+    std::map<int, std::pair<std::string, Floats>> first;  // by lanes
+    for (const std::string& name : supported_isas()) {
+      if (name == "scalar") continue;  // slow, and compared with the others in every other test
+      Context context(select_isa(name), 1);
+      const PackedMatrix w = packed(context, m);
+      Activations a;
+      fill(context, a, w, 29, true, 5);  // two tiles of 15 and 14, or smaller ones
+      Floats y(std::size_t{29} * 64);
+      linear(context, {&w, &a}, y.data(), 64);
+      const auto [it, inserted] = first.try_emplace(context.isa().lanes, name, y);
+      EXPECT_EQ(0, std::memcmp(y.data(), it->second.second.data(), y.size() * sizeof(float)))
+          << text(spec) << ": " << name << " and " << it->second.first;
     }
   }
 }

@@ -119,7 +119,7 @@ inline Floats decoded(const Activations& a) {
       const float scale = a.scale()[row0 * a.groups() + c / a.form().group * R + at];
       v = scale *
           static_cast<float>(
-              a.q()[static_cast<std::size_t>(row0) * k + static_cast<std::size_t>((c / 4 * R + at) * 4 + c % 4)]);
+              a.q()[static_cast<std::size_t>(row0) * k + static_cast<std::size_t>((c / 32 * R + at) * 32 + c % 32)]);
     }
   }
   return out;
@@ -169,7 +169,7 @@ inline std::vector<std::uint32_t> row_bits(const Activations& a, int row) {
   if (a.form().quantized()) {
     for (int c = 0; c < a.k() / 4; ++c)
       push(a.q() + static_cast<std::size_t>(row0) * static_cast<std::size_t>(a.k()) +
-           static_cast<std::size_t>((c * R + at) * 4));
+           static_cast<std::size_t>((c / 8 * R + at) * 32 + c % 8 * 4));
     for (int g = 0; g < a.groups(); ++g) {
       const int cell = row0 * a.groups() + g * R + at;
       push(a.scale() + cell);

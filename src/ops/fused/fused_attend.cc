@@ -71,6 +71,8 @@ Value FusedOps::attend_to(std::span<const Value> qkv, const AttentionSpec& spec,
     write_from_arrays(to_arrays(qkv), to, spec, layer, rotated.id);
     mixed->program = program_.get();
   }
+  *upcoming_ = {layer.view, layer.table, spec.window};
+  upcoming_ = std::make_shared<Upcoming>();
   program_->add([view = layer.view, blocks = layer.table, heads = spec.heads, window = spec.window,
                  softcap = spec.softcap, q_id = rotated.id, out = mixed->activations->id, next = mixed->next,
                  columns = mixed->columns](PhaseContext& c) {

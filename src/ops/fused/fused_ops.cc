@@ -39,6 +39,7 @@ void FusedOps::recover() {
 void FusedOps::begin(std::shared_ptr<const RaggedStep> step) {
   step_ = std::move(step);
   program_ = std::make_shared<Program>(step_);
+  upcoming_ = std::make_shared<Upcoming>();
   if (stock_) {
     const auto n = static_cast<int>(step_->tokens.size());
     stock_->begin(mx::array(step_->tokens.begin(), mx::Shape{1, n}, mx::int32));
@@ -198,10 +199,13 @@ Value FusedOps::gated_mlp(const Value& x, const NormPtr& norm, const GatedMlp& m
   const auto input = consume(x, &packed_norm, packed.gate_up);
   const auto gated = std::make_shared<ActivationsHandle>(*machine_);
   program_->add([matrix = &packed.gate_up, in = input->id, out = gated->id, consumer = &down.matrix(), eps = norm->eps,
-                 gate = gate_of(mlp.activation)](PhaseContext& c) {
+                 gate = gate_of(mlp.activation), upcoming = upcoming_](PhaseContext& c) {
     kernels::Activations& to = c.machine.activations(out);
     c.machine.context.reshape(to, c.step.size(), *consumer, false);
-    kernels::linear_gated(c.machine.context, {matrix, &c.machine.activations(in), eps}, gate, to);
+    kernels::KvAhead ahead;
+    if (upcoming->kv) ahead = {c.places(upcoming->table), *upcoming->kv, upcoming->window};
+    kernels::linear_gated(c.machine.context, {matrix, &c.machine.activations(in), eps, upcoming->kv ? &ahead : nullptr},
+                          gate, to);
   });
   if (!mlp.post_norm) {
     if (mlp.post_factor) throw std::logic_error("gated_mlp: a factor without a norm before it");

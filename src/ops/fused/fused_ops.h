@@ -101,6 +101,7 @@ class FusedOps final : public Ops {
 
  private:
   struct Next;
+  struct Upcoming;
   struct Hidden;
   struct Projection;
   struct PackedLinear;
@@ -151,6 +152,8 @@ class FusedOps final : public Ops {
 
   std::shared_ptr<const RaggedStep> step_;
   std::shared_ptr<Program> program_;
+  /// What the next attention will read, for the product before it; its recording fills it in.
+  std::shared_ptr<Upcoming> upcoming_;
   mlx::core::array order_;
   std::vector<mlx::core::array> outputs_;  ///< of the program last flushed
 };

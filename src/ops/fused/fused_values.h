@@ -15,6 +15,13 @@ struct FusedOps::Next {
   bool plain = false;  ///< f32 rows for MLX, no consumer
 };
 
+/// The KV that the next attention reads: it fills this in while it is recorded, after the product that fetches ahead.
+struct FusedOps::Upcoming {
+  std::optional<kernels::PagedKv> kv;
+  int table = 0;  ///< of the step's
+  int window = 0;
+};
+
 /// Linears that share an input: one packed matrix, or several where their formats differ.
 struct PackedGroup {
   std::vector<kernels::PackedMatrix> matrices;

@@ -2,7 +2,7 @@
 //
 // Rows are handled in tiles of up to `tile` rows that share every load of a weight. A row's bits never depend on the
 // tiling. Within the arrays the rows of tile t start at row0 = t * tile and R = tile_rows(t) of them are interleaved:
-//   int8 form  q     [k/4][R][4] codes of one tile, at q + row0 * k
+//   int8 form  q     [k/32][R][32] codes of one tile, at q + row0 * k
 //              scale [k/group][R], at scale + row0 * (k/group): value = scale * code
 //              sum   [k/group][R]: scale * (sum of the group's codes), for the weights' bias
 //              neg   [k/group][R]: -(sum of the group's codes), for symmetric weights

@@ -32,14 +32,14 @@ HWY_INLINE VU8 CodeRow(const std::uint8_t* HWY_RESTRICT w) {
 template <int R, int C>
 HWY_INLINE void AddRow(const std::uint8_t* HWY_RESTRICT w, const std::int8_t* HWY_RESTRICT q, VI* HWY_RESTRICT out) {
   const auto v = CodeRow<C>(w);
-  for (int r = 0; r < R; r++) out[r] = Dot4(out[r], v, Broadcast4(q + (C * R + r) * 4));
+  for (int r = 0; r < R; r++) out[r] = Dot4(out[r], v, Broadcast4(q + r * 32 + C * 4));
 }
 #else
 template <int R, int C, bool FIRST>
 HWY_INLINE void AddRow(const std::uint8_t* HWY_RESTRICT w, const std::int8_t* HWY_RESTRICT q, VI16* HWY_RESTRICT out) {
   const auto v = CodeRow<C>(w);
   for (int r = 0; r < R; r++) {
-    const auto p = Pairs(v, Broadcast4(q + (C * R + r) * 4));
+    const auto p = Pairs(v, Broadcast4(q + r * 32 + C * 4));
     out[r] = FIRST ? p : hn::Add(out[r], p);
   }
 }
@@ -82,7 +82,7 @@ HWY_INLINE void Dot16(const std::uint8_t* HWY_RESTRICT w, const std::int8_t* HWY
       const auto lo = hn::And(v, mask);
       const auto hi = hn::And(hn::BitCast(du, hn::ShiftRight<4>(hn::BitCast(du16, v))), mask);
       for (int r = 0; r < R; r++) {
-        const auto x = Broadcast4(q + ((kRow + c) * R + r) * 4);
+        const auto x = Broadcast4(q + r * 32 + (kRow + c) * 4);
         const auto p = Pairs(lo, x), h = Pairs(hi, x);
         sum[r] = c == 0 ? p : hn::Add(sum[r], p);
         high[r] = c == 0 ? h : hn::Add(high[r], h);
@@ -120,10 +120,10 @@ HWY_INLINE void Dot32(const std::uint8_t* HWY_RESTRICT w, const std::int8_t* HWY
     if constexpr (kBits == 4) {
       const auto lo = hn::And(v, mask);
       const auto hi = hn::And(hn::BitCast(du, hn::ShiftRight<4>(hn::BitCast(du16, v))), mask);
-      for (int r = 0; r < R; r++) out[r] = Dot4(out[r], lo, Broadcast4(q + (c * R + r) * 4));
-      for (int r = 0; r < R; r++) out[r] = Dot4(out[r], hi, Broadcast4(q + ((c + 4) * R + r) * 4));
+      for (int r = 0; r < R; r++) out[r] = Dot4(out[r], lo, Broadcast4(q + r * 32 + c * 4));
+      for (int r = 0; r < R; r++) out[r] = Dot4(out[r], hi, Broadcast4(q + r * 32 + (c + 4) * 4));
     } else {
-      for (int r = 0; r < R; r++) out[r] = Dot4(out[r], v, Broadcast4(q + (c * R + r) * 4));
+      for (int r = 0; r < R; r++) out[r] = Dot4(out[r], v, Broadcast4(q + r * 32 + c * 4));
     }
   }
 #else
@@ -145,13 +145,13 @@ HWY_INLINE void Dot32(const std::uint8_t* HWY_RESTRICT w, const std::int8_t* HWY
     const auto hi = hn::And(hn::BitCast(du, hn::ShiftRight<4>(hn::BitCast(du16, v))), mask);
     if constexpr (kBits == 4) {  // at most 8 pairs * 2 * 15 * 127 = 30480: fits int16
       for (int r = 0; r < R; r++) {
-        const auto p = Pairs(lo, Broadcast4(q + (c * R + r) * 4));
+        const auto p = Pairs(lo, Broadcast4(q + r * 32 + c * 4));
         lo16[r] = c == 0 ? p : hn::Add(lo16[r], p);
       }
-      for (int r = 0; r < R; r++) lo16[r] = hn::Add(lo16[r], Pairs(hi, Broadcast4(q + ((c + 4) * R + r) * 4)));
+      for (int r = 0; r < R; r++) lo16[r] = hn::Add(lo16[r], Pairs(hi, Broadcast4(q + r * 32 + (c + 4) * 4)));
     } else {  // two exact nibble sums, as above
       for (int r = 0; r < R; r++) {
-        const auto x = Broadcast4(q + (c * R + r) * 4);
+        const auto x = Broadcast4(q + r * 32 + c * 4);
         const auto p = Pairs(lo, x), h = Pairs(hi, x);
         lo16[r] = c == 0 ? p : hn::Add(lo16[r], p);
         hi16[r] = c == 0 ? h : hn::Add(hi16[r], h);
@@ -240,21 +240,18 @@ template <int R, bool SYM, int GROUP>
 HWY_INLINE void Block(const PackedMatrix& w, const std::uint8_t* HWY_RESTRICT block, const std::int8_t* HWY_RESTRICT q,
                       const float* HWY_RESTRICT scale, const float* HWY_RESTRICT sum,
                       const std::int32_t* HWY_RESTRICT neg, const std::int32_t* HWY_RESTRICT neg16,
-                      float* HWY_RESTRICT out, std::size_t ld, const char* prefetch) {
+                      float* HWY_RESTRICT out, std::size_t ld, const char* fetch, std::size_t fetch_step) {
   const DF df;
   const int steps = w.depth() / w.input_form().group;
   [[maybe_unused]] const int parts = w.group() / 32;
   Scales<SYM> header{block, w.scale_kind(), w.groups_per_run()};
   const std::uint8_t* codes = block + w.header_bytes();
   constexpr std::size_t kPart = static_cast<std::size_t>(kLanes) * 4 * kBits;
-  const std::size_t fetch_step = w.block_bytes() / static_cast<std::size_t>(steps);
   VF acc[R];
   for (int r = 0; r < R; r++) acc[r] = hn::Zero(df);
   for (int g = 0; g < steps; g++) {
-    if (prefetch != nullptr) {
-      for (std::size_t o = 0; o < fetch_step; o += 64) __builtin_prefetch(prefetch + o, 0, kToL2);
-      prefetch += fetch_step;
-    }
+    for (std::size_t o = 0; o < fetch_step; o += 64) __builtin_prefetch(fetch + o, 0, kToL2);
+    fetch += fetch_step;
     if constexpr (GROUP == 16) {
       VI dot[R];
       Dot16<R, 0>(codes, q, dot);
@@ -291,13 +288,15 @@ HWY_INLINE void Block(const PackedMatrix& w, const std::uint8_t* HWY_RESTRICT bl
 
 template <int R, bool SYM, int GROUP>
 HWY_NOINLINE void Tile(const PackedMatrix& w, const Activations& x, std::size_t first, int count, int tile, float* out,
-                       std::size_t ld, const char* prefetch) {
+                       std::size_t ld, const Fetch& fetch) {
   const std::size_t row0 = static_cast<std::size_t>(tile) * x.tile();
   const std::size_t cell0 = row0 * x.groups();
+  const auto steps = static_cast<std::size_t>(w.depth() / w.input_form().group);
+  const std::size_t fetch_step = fetch.share(steps * static_cast<std::size_t>(count));
   for (int b = 0; b < count; b++) {
     Block<R, SYM, GROUP>(w, w.block(first + b), x.q() + row0 * x.k(), x.scale() + cell0, x.sum() + cell0,
                          x.neg() + cell0, GROUP == 16 ? x.neg16() + 2 * cell0 : nullptr, out + b * kLanes, ld,
-                         prefetch != nullptr ? prefetch + b * w.block_bytes() : nullptr);
+                         fetch.at + b * steps * fetch_step, fetch_step);
   }
 }
 
@@ -331,6 +330,6 @@ HWY_INLINE ProductFunction Pick(const PackedMatrix& w, int rows) {
 }
 
 void Product(const PackedMatrix& w, const Activations& x, std::size_t first, int count, int tile, float* out,
-             std::size_t ld, const char* prefetch) {
-  Pick(w, x.tile_rows(tile))(w, x, first, count, tile, out, ld, prefetch);
+             std::size_t ld, const Fetch& fetch) {
+  Pick(w, x.tile_rows(tile))(w, x, first, count, tile, out, ld, fetch);
 }

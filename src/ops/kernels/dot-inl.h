@@ -1,7 +1,11 @@
-// Internal: the affine products of one target in both dot-product flavours. Included once per target by
+// Internal: the affine products of one target in all its dot-product flavours. Included once per target by
 // simd_dot4.cc, 5, 6 and 8, which set GALLEY_BITS. No include guard on purpose.
+#include "ops/kernels/amx.h"
 #include "ops/kernels/kernel_table.h"
 #include "ops/kernels/simd-inl.h"
+
+#undef GALLEY_AMX
+#define GALLEY_AMX (GALLEY_HAS_AMX && HWY_TARGET == HWY_AVX3_DL)
 
 #if GALLEY_SIMD_TARGET
 HWY_BEFORE_NAMESPACE();
@@ -59,6 +63,11 @@ HWY_INLINE VI Dot4(VI acc, VU8 w, VI8 x) { return VI{_mm512_dpbusd_epi32(acc.raw
 #include "ops/kernels/block-inl.h"
 #undef GALLEY_DOT
 }  // namespace vnni
+#if GALLEY_AMX
+namespace amx {
+#include "ops/kernels/amx-inl.h"
+}  // namespace amx
+#endif
 }  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace galley::kernels
@@ -68,7 +77,12 @@ HWY_BEFORE_NAMESPACE();
 namespace galley::kernels {
 namespace HWY_NAMESPACE {
 namespace {
-ProductFunction PickProduct(bool vnni) { return vnni ? vnni::Product : plain::Product; }
+ProductFunction PickProduct([[maybe_unused]] Dot dot) {
+#if GALLEY_AMX
+  if (dot == Dot::amx) return amx::Product;
+#endif
+  return dot == Dot::pairs ? plain::Product : vnni::Product;
+}
 }  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace galley::kernels
@@ -79,23 +93,23 @@ HWY_AFTER_NAMESPACE();
 namespace galley::kernels {
 
 template <>
-void fill_affine<GALLEY_BITS>([[maybe_unused]] Level level, [[maybe_unused]] bool vnni,
+void fill_affine<GALLEY_BITS>([[maybe_unused]] Level level, [[maybe_unused]] Dot dot,
                               [[maybe_unused]] KernelTable& table) {
   [[maybe_unused]] ProductFunction& product = table.affine[GALLEY_BITS];
   switch (level) {
 #if HWY_TARGETS & HWY_AVX3_DL
     case Level::avx3dl:
-      product = N_AVX3_DL::PickProduct(true);
+      product = N_AVX3_DL::PickProduct(dot);
       break;
 #endif
 #if HWY_TARGETS & HWY_AVX3
     case Level::avx3:
-      product = N_AVX3::PickProduct(vnni);
+      product = N_AVX3::PickProduct(dot);
       break;
 #endif
 #if HWY_TARGETS & HWY_AVX2
     case Level::avx2:
-      product = N_AVX2::PickProduct(vnni);
+      product = N_AVX2::PickProduct(dot);
       break;
 #endif
     default:

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "ops/error.h"
+#include "ops/kernels/amx.h"
 #include "ops/kernels/kernel_table.h"
 #include "ops/kernels/targets.h"
 // After targets.h:
@@ -17,15 +18,16 @@ namespace {
 struct Flavour {
   const char* name;
   Level level;
-  bool vnni;
+  Dot dot;
   int lanes, max_tile;
 };
 
 // Best first.
 constexpr std::array kFlavours = {
-    Flavour{"avx3dl", Level::avx3dl, true, 16, 12}, Flavour{"avx3vnni", Level::avx3, true, 16, 12},
-    Flavour{"avx3", Level::avx3, false, 16, 12},    Flavour{"avx2vnni", Level::avx2, true, 8, 4},
-    Flavour{"avx2", Level::avx2, false, 8, 4},      Flavour{"scalar", Level::scalar, false, 8, 4},
+    Flavour{"amx", Level::avx3dl, Dot::amx, 16, 16},     Flavour{"avx3dl", Level::avx3dl, Dot::vnni, 16, 12},
+    Flavour{"avx3vnni", Level::avx3, Dot::vnni, 16, 12}, Flavour{"avx3", Level::avx3, Dot::pairs, 16, 12},
+    Flavour{"avx2vnni", Level::avx2, Dot::vnni, 8, 4},   Flavour{"avx2", Level::avx2, Dot::pairs, 8, 4},
+    Flavour{"scalar", Level::scalar, Dot::pairs, 8, 4},
 };
 
 bool compiled(const Flavour& f) {
@@ -37,7 +39,7 @@ bool compiled(const Flavour& f) {
     case Level::avx3:
       return (HWY_TARGETS & HWY_AVX3) != 0;
     case Level::avx3dl:
-      return (HWY_TARGETS & HWY_AVX3_DL) != 0;
+      return (HWY_TARGETS & HWY_AVX3_DL) != 0 && (f.dot != Dot::amx || GALLEY_HAS_AMX);
   }
   return false;
 }
@@ -63,11 +65,11 @@ bool supported(const Flavour& f) {
     case Level::scalar:
       return true;
     case Level::avx2:
-      return (cpu & HWY_AVX2) != 0 && (!f.vnni || cpu_avx_vnni());
+      return (cpu & HWY_AVX2) != 0 && (f.dot == Dot::pairs || cpu_avx_vnni());
     case Level::avx3:
-      return (cpu & HWY_AVX3) != 0 && (!f.vnni || cpu_avx512_vnni());
+      return (cpu & HWY_AVX3) != 0 && (f.dot == Dot::pairs || cpu_avx512_vnni());
     case Level::avx3dl:
-      return (cpu & HWY_AVX3_DL) != 0;
+      return (cpu & HWY_AVX3_DL) != 0 && (f.dot != Dot::amx || amx_granted());
   }
   return false;
 }
@@ -81,11 +83,12 @@ const Tables& tables() {
       const Flavour& f = kFlavours[i];
       if (!supported(f)) continue;  // filling a table is code of that instruction set already
       fill_scalar(all[i]);
-      fill_affine<4>(f.level, f.vnni, all[i]);
-      fill_affine<5>(f.level, f.vnni, all[i]);
-      fill_affine<6>(f.level, f.vnni, all[i]);
-      fill_affine<8>(f.level, f.vnni, all[i]);
+      fill_affine<4>(f.level, f.dot, all[i]);
+      fill_affine<5>(f.level, f.dot, all[i]);
+      fill_affine<6>(f.level, f.dot, all[i]);
+      fill_affine<8>(f.level, f.dot, all[i]);
       fill_plain(f.level, all[i]);
+      if (f.dot == Dot::amx) all[i].around_products = set_tiles;
       fill_epilogue(f.level, all[i]);
       fill_attention(f.level, all[i]);
     }

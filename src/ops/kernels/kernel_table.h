@@ -14,15 +14,22 @@
 
 namespace galley::kernels {
 
-constexpr int kMaxTile = 12;   ///< of any target
+constexpr int kMaxTile = 16;   ///< of any target
 constexpr int kMaxUnit = 512;  ///< widest unit: a head, or two interleaved groups of 128
 constexpr int kMaxHeadDim = 512;
 constexpr int kMaxVectors = 6;  ///< query vectors scored together, of any target
 
-/// blocks [first, first + count) of the matrix times tile `tile` of x into out[r * ld + column]. `prefetch`: start of
-/// the bytes to fetch meanwhile, as long as the blocks themselves, or null.
+/// Memory to ask for while a kernel computes, spread over its course. It is not read, so it may lie anywhere.
+struct Fetch {
+  const char* at = nullptr;
+  std::size_t bytes = 0;
+  /// Bytes in each of `steps` steps.
+  [[nodiscard]] std::size_t share(std::size_t steps) const { return (bytes + steps - 1) / steps; }
+};
+
+/// blocks [first, first + count) of the matrix times tile `tile` of x into out[r * ld + column].
 using ProductFunction = void (*)(const PackedMatrix& w, const Activations& x, std::size_t first, int count, int tile,
-                                 float* out, std::size_t ld, const char* prefetch);
+                                 float* out, std::size_t ld, const Fetch& fetch);
 
 struct Best {
   float value;
@@ -66,6 +73,8 @@ constexpr float kNothing = -1e30F;
 struct KernelTable {
   ProductFunction affine[9] = {};  ///< by the bits a code is stored with: 4, 5, 6 or 8
   ProductFunction plain = nullptr;
+  /// Called by a thread before (`begin`) and after its share of a product with tiles of `rows`; null: nothing to do.
+  void (*around_products)(int rows, bool begin) = nullptr;
 
   /// In place: buf[r][c] = buf[r][c] * factor[r] + bias[c]; either may be null.
   void (*scale_bias)(float* buf, std::size_t ld, int rows, int width, const float* factor, const float* bias) = nullptr;
@@ -91,20 +100,22 @@ struct KernelTable {
                 float part_sum) = nullptr;
 };
 
-/// Instruction sets with compiled bodies, best last. VNNI flavours share a level.
+/// Instruction sets with compiled bodies, best last. Flavours that differ in their dot products share a level.
 enum class Level { scalar, avx2, avx3, avx3dl };
+/// Of bytes: vpmaddubsw, vpdpbusd, or AMX tiles.
+enum class Dot { pairs, vnni, amx };
 
 void fill_scalar(KernelTable& table);
 template <int BITS>
-void fill_affine(Level level, bool vnni, KernelTable& table);
+void fill_affine(Level level, Dot dot, KernelTable& table);
 template <>
-void fill_affine<4>(Level level, bool vnni, KernelTable& table);
+void fill_affine<4>(Level level, Dot dot, KernelTable& table);
 template <>
-void fill_affine<5>(Level level, bool vnni, KernelTable& table);
+void fill_affine<5>(Level level, Dot dot, KernelTable& table);
 template <>
-void fill_affine<6>(Level level, bool vnni, KernelTable& table);
+void fill_affine<6>(Level level, Dot dot, KernelTable& table);
 template <>
-void fill_affine<8>(Level level, bool vnni, KernelTable& table);
+void fill_affine<8>(Level level, Dot dot, KernelTable& table);
 void fill_plain(Level level, KernelTable& table);
 void fill_epilogue(Level level, KernelTable& table);
 void fill_attention(Level level, KernelTable& table);

@@ -57,13 +57,22 @@ class Context {
   std::unique_ptr<Scratch> scratch_;
 };
 
+/// KV that an attention will read soon. With several rows a product computes longer than its weights take to come from
+/// memory; in the time left over it can ask for KV, which the attention would wait for. Changes no result.
+struct KvAhead {
+  RowPlaces places;
+  PagedKv kv;
+  int window = 0;  ///< as in Attention
+};
+
 /// A matrix and what it multiplies. `x` must have the form and depth of `w`; when x->normed() the product is multiplied
 /// by each row's RMS factor with `eps`. After that the matrix's own bias is added. Mismatches throw
 /// std::invalid_argument.
 struct Product {
   const PackedMatrix* w = nullptr;
   const Activations* x = nullptr;
-  float eps = 1e-5F;  ///< of the norm before this product
+  float eps = 1e-5F;               ///< of the norm before this product
+  const KvAhead* ahead = nullptr;  ///< linear_gated: KV to fetch meanwhile; null: none
 };
 
 // ---- products, named by what happens to the result -----------------------------------------------------------------

@@ -6,6 +6,7 @@
 #include <limits>
 #include <stdexcept>
 
+#include "ops/kernels/kv_ahead.h"
 #include "ops/kernels/scratch.h"
 
 namespace galley::kernels {
@@ -61,6 +62,15 @@ struct Tile {
   float* buf;
 };
 
+// Pieces of KV for every block of the tiles after the first, which finds its weights in the caches. A piece is no more
+// than two blocks of weights: much faster than the weights themselves it could not come. Only with 8 lanes: 16 lanes
+// are done with a block too soon, and their products would wait for the KV instead.
+KvPieces kv_pieces(Context& context, const Product& p, int units, int blocks) {
+  const int slots = units * (p.x->tiles() - 1) * blocks;
+  if (p.ahead == nullptr || slots == 0 || !p.w->affine() || p.w->lanes() != 8) return {};
+  return {context.scratch().kv_blocks, *p.ahead, slots, 2 * p.w->block_bytes()};
+}
+
 // Calls before(tile) and epilogue(tile) around the product of each tile of each unit.
 template <class Before, class Epilogue>
 void run(Context& context, const Product& p, int units, int width, const Before& before, const Epilogue& epilogue) {
@@ -72,16 +82,26 @@ void run(Context& context, const Product& p, int units, int width, const Before&
   const float* factors = rms_factors(context, p);
   const int blocks = width / w.block_columns();
   const auto ld = static_cast<std::size_t>(width);
+  const KvPieces pieces = kv_pieces(context, p, units, blocks);
   spread(context, units, [&](int begin, int end, int thread) {
     alignas(64) float buf[static_cast<std::size_t>(kMaxTile) * kMaxUnit];
+    if (kernels.around_products != nullptr) kernels.around_products(x.tile(), true);
     for (int unit = begin; unit < end; ++unit) {
       const std::size_t first = static_cast<std::size_t>(unit) * blocks;
       for (int t = 0; t < x.tiles(); ++t) {
         const Tile tile{unit, t * x.tile(), x.tile_rows(t), thread, buf};
         before(tile);
-        // The first tile pulls the weights in: prefetch a fixed distance ahead.
-        const char* fetch = t == 0 ? reinterpret_cast<const char*>(w.block(first)) + kFetchAhead : nullptr;
-        product(w, x, first, blocks, t, buf, ld, fetch);
+        if (t == 0) {  // it pulls the weights in: prefetch a fixed distance ahead
+          const char* at = reinterpret_cast<const char*>(w.block(first)) + kFetchAhead;
+          product(w, x, first, blocks, t, buf, ld, {at, static_cast<std::size_t>(blocks) * w.block_bytes()});
+        } else if (pieces.empty()) {
+          product(w, x, first, blocks, t, buf, ld, {});
+        } else {
+          const int slot = (unit * (x.tiles() - 1) + t - 1) * blocks;
+          for (int b = 0; b < blocks; ++b) {
+            product(w, x, first + static_cast<std::size_t>(b), 1, t, buf + b * w.block_columns(), ld, pieces[slot + b]);
+          }
+        }
         if (factors != nullptr || w.bias() != nullptr) {
           kernels.scale_bias(buf, ld, tile.rows, width, factors != nullptr ? factors + tile.row0 : nullptr,
                              w.bias() != nullptr ? w.bias() + static_cast<std::size_t>(unit) * width : nullptr);
@@ -89,6 +109,7 @@ void run(Context& context, const Product& p, int units, int width, const Before&
         epilogue(tile);
       }
     }
+    if (kernels.around_products != nullptr) kernels.around_products(x.tile(), false);
   });
 }
 

@@ -16,7 +16,7 @@ namespace {
 std::uint16_t load16(const std::uint8_t* p) { return load_packed<std::uint16_t>(p); }
 
 void affine(const PackedMatrix& w, const Activations& x, std::size_t first, int count, int tile, float* out,
-            std::size_t ld, const char*) {
+            std::size_t ld, const Fetch&) {
   const int rows = x.tile_rows(tile), group = w.group(), zero = zero_point(w);
   const auto lanes = static_cast<std::size_t>(w.lanes());
   const std::size_t row0 = static_cast<std::size_t>(tile) * x.tile();
@@ -26,12 +26,12 @@ void affine(const PackedMatrix& w, const Activations& x, std::size_t first, int 
     for (std::size_t lane = 0; lane < lanes; ++lane) {
       for (std::size_t k = 0; k < codes.size(); ++k) codes[k] = code_at(w, block, lane, static_cast<int>(k)) - zero;
       for (int r = 0; r < rows; ++r) {
-        const std::int8_t* row = x.q() + row0 * x.k() + static_cast<std::ptrdiff_t>(r) * 4;
+        const std::int8_t* row = x.q() + row0 * x.k() + static_cast<std::ptrdiff_t>(r) * 32;
         float acc = 0;
         for (int g = 0; g < w.groups(); ++g) {
           std::int32_t dot = 0, sum = 0;
           for (int k = g * group; k < (g + 1) * group; ++k) {
-            const std::int32_t q = row[static_cast<std::ptrdiff_t>(k / 4) * rows * 4 + k % 4];
+            const std::int32_t q = row[static_cast<std::ptrdiff_t>(k / 32) * rows * 32 + k % 32];
             dot += codes[static_cast<std::size_t>(k)] * q;
             sum += q;
           }
@@ -48,7 +48,7 @@ void affine(const PackedMatrix& w, const Activations& x, std::size_t first, int 
 }
 
 void plain(const PackedMatrix& w, const Activations& x, std::size_t first, int count, int tile, float* out,
-           std::size_t ld, const char*) {
+           std::size_t ld, const Fetch&) {
   const int rows = x.tile_rows(tile);
   for (int b = 0; b < count; ++b) {
     const std::uint8_t* block = w.block(first + static_cast<std::size_t>(b));
@@ -134,12 +134,12 @@ void quantize(const float* buf, std::size_t ld, int rows, const Activations& out
     const float largest = std::bit_cast<float>(top);
     const float inverse = largest > 1e-30F ? 127.0F / largest : 0.0F;
     const std::size_t at = static_cast<std::size_t>(row) + r - row0;
-    std::int8_t* q = out.q() + row0 * out.k() + static_cast<std::size_t>(g) * group * in_tile + at * 4;
+    std::int8_t* q = out.q() + row0 * out.k() + static_cast<std::size_t>(g) * group * in_tile + at * 32;
     std::int32_t sum = 0, half_sum = 0;
     for (int i = 0; i < group; ++i) {
       const float scaled = v[i] * inverse;
       const int code = std::isfinite(scaled) ? static_cast<int>(std::nearbyint(scaled)) : 0;
-      q[static_cast<std::size_t>(i / 4) * in_tile * 4 + i % 4] = static_cast<std::int8_t>(code);
+      q[static_cast<std::size_t>(i / 32) * in_tile * 32 + i % 32] = static_cast<std::int8_t>(code);
       sum += code;
       if (i == 15) half_sum = sum;
     }

@@ -24,10 +24,11 @@ struct Context::Scratch {
     int row, rows;
   };
   std::vector<Thread> threads;
-  std::vector<float> factors;         // RMS factor of each row
-  std::vector<Best> best;             // [threads][rows]
-  std::vector<RowGroup> groups;       // of the attention
-  std::vector<std::int64_t> offsets;  // of each attention unit's partial results
+  std::vector<float> factors;          // RMS factor of each row
+  std::vector<Best> best;              // [threads][rows]
+  std::vector<RowGroup> groups;        // of the attention
+  std::vector<const char*> kv_blocks;  // to fetch ahead
+  std::vector<std::int64_t> offsets;   // of each attention unit's partial results
   AlignedMemory parts;
   struct Experts {  // of one mixture: picks by place (row, rank), slots in order of the experts
     std::vector<std::int32_t> expert, slot;  // of each place

@@ -111,36 +111,33 @@ HWY_INLINE void ToBytes(const VI* n, std::int8_t* o) {
 #endif
 }
 
-// 32 codes of four neighbouring rows into [8][R][4]: two 4x4 transposes of 32-bit chunks
-HWY_INLINE void StoreCodes4(const std::int8_t (*t)[32], int R, std::int8_t* q) {
-  const D4I d;
-  const hn::Repartition<std::int64_t, D4I> d2;
-  for (int h = 0; h < 2; h++) {
-    V4I v[4];
-    for (int r = 0; r < 4; r++) v[r] = hn::Load(d, reinterpret_cast<const std::int32_t*>(t[r] + h * 16));
-    const auto l01 = hn::BitCast(d2, hn::InterleaveLower(d, v[0], v[1]));
-    const auto h01 = hn::BitCast(d2, hn::InterleaveUpper(d, v[0], v[1]));
-    const auto l23 = hn::BitCast(d2, hn::InterleaveLower(d, v[2], v[3]));
-    const auto h23 = hn::BitCast(d2, hn::InterleaveUpper(d, v[2], v[3]));
-    auto* o = reinterpret_cast<std::int32_t*>(q) + static_cast<std::size_t>(h) * 4 * R;
-    hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d2, l01, l23)), d, o);
-    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d2, l01, l23)), d, o + R);
-    hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d2, h01, h23)), d, o + 2 * R);
-    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d2, h01, h23)), d, o + 3 * R);
+// The first n of four lanes.
+template <class V, class T>
+HWY_INLINE void StoreFirst(V v, int n, T* to) {
+  const hn::Full128<T> d;
+  if (n == 4) {
+    hn::StoreU(v, d, to);
+    return;
   }
+  alignas(16) T lanes[4];
+  hn::Store(v, d, lanes);
+  to[0] = lanes[0];
+  if (n > 1) to[1] = lanes[1];
+  if (n > 2) to[2] = lanes[2];
 }
 
-// One group of up to four neighbouring rows. The largest magnitude is taken over bit patterns, where NaN is larger than
-// everything: a faulty row gets a NaN scale and stays visibly faulty.
-HWY_INLINE void Quantize4(const float* HWY_RESTRICT buf, std::size_t ld, int n, int group, int R,
+// One group of up to four neighbouring rows. GROUP: its columns, or 0: `any_group`. The largest magnitude is taken over
+// bit patterns, where NaN is larger than everything: a faulty row gets a NaN scale and stays visibly faulty.
+template <int GROUP>
+HWY_INLINE void Quantize4(const float* HWY_RESTRICT buf, std::size_t ld, int n, int any_group, int R,
                           std::int8_t* HWY_RESTRICT q, float* HWY_RESTRICT scale, float* HWY_RESTRICT sum,
                           std::int32_t* HWY_RESTRICT neg, std::int32_t* HWY_RESTRICT neg16) {
   const DF df;
   const DI di;
   const D4 d4;
-  const D4I d4i;
-  const float* v[4];
-  for (int r = 0; r < 4; r++) v[r] = buf + std::min(r, n - 1) * ld;
+  const int group = GROUP > 0 ? GROUP : any_group;
+  const float* v[4] = {buf, buf, buf, buf};
+  for (int r = 1; r < 4; r++) v[r] = v[r - 1] + (r < n ? ld : 0);
   VI top[4];
   for (int r = 0; r < 4; r++) {
     top[r] = hn::Zero(di);
@@ -156,7 +153,6 @@ HWY_INLINE void Quantize4(const float* HWY_RESTRICT buf, std::size_t ld, int n, 
   VI total[2][4];  // of the first and the second 16 of each 32
   for (int r = 0; r < 4; r++) total[0][r] = total[1][r] = hn::Zero(di);
   for (int c = 0; c < group; c += 32) {
-    alignas(64) std::int8_t t[4][32];
     for (int r = 0; r < 4; r++) {
       VI k[kPerUnit];
       for (int i = 0; i < kPerUnit; i++) {
@@ -165,35 +161,18 @@ HWY_INLINE void Quantize4(const float* HWY_RESTRICT buf, std::size_t ld, int n, 
         VI& half = total[i / (kPerUnit / 2)][r];
         half = hn::Add(half, k[i]);
       }
-      ToBytes(k, t[r]);
-    }
-    std::int8_t* o = q + static_cast<std::size_t>(c) * R;
-    if (n == 4) {
-      StoreCodes4(t, R, o);
-    } else {
-      for (int r = 0; r < n; r++) {
-        for (int i = 0; i < 8; i++) std::memcpy(o + (i * R + r) * 4, t[r] + i * 4, 4);
-      }
+      if (r < n) ToBytes(k, q + static_cast<std::size_t>(c) * R + r * 32);
     }
   }
   const V4I first = Reduce4<std::int32_t>(total[0], OpAdd()), second = Reduce4<std::int32_t>(total[1], OpAdd());
   const V4I codes = hn::Add(first, second);
   const V4 fs = hn::Mul(sc, hn::ConvertTo(d4, codes));
-  alignas(16) float a[4], s[4];
-  alignas(16) std::int32_t m[4];
-  hn::Store(sc, d4, a);
-  hn::Store(fs, d4, s);
-  hn::Store(hn::Neg(codes), d4i, m);
-  for (int r = 0; r < n; r++) {
-    scale[r] = a[r];
-    sum[r] = s[r];
-    neg[r] = m[r];
-  }
+  StoreFirst(sc, n, scale);
+  StoreFirst(fs, n, sum);
+  StoreFirst(hn::Neg(codes), n, neg);
   if (neg16 == nullptr) return;
-  hn::Store(hn::Neg(first), d4i, m);
-  for (int r = 0; r < n; r++) neg16[r] = m[r];
-  hn::Store(hn::Neg(second), d4i, m);
-  for (int r = 0; r < n; r++) neg16[R + r] = m[r];
+  StoreFirst(hn::Neg(first), n, neg16);
+  StoreFirst(hn::Neg(second), n, neg16 + R);
 }
 
 void Quantize(const float* buf, std::size_t ld, int rows, const Activations& out, int row, int g) {
@@ -201,11 +180,12 @@ void Quantize(const float* buf, std::size_t ld, int rows, const Activations& out
   const std::size_t row0 = static_cast<std::size_t>(t) * out.tile();
   const std::size_t at = row - row0;
   const std::size_t cell = row0 * out.groups() + static_cast<std::size_t>(g) * R + at;
-  std::int8_t* q = out.q() + row0 * out.k() + static_cast<std::size_t>(g) * group * R + at * 4;
+  std::int8_t* q = out.q() + row0 * out.k() + static_cast<std::size_t>(g) * group * R + at * 32;
   std::int32_t* neg16 =
       group == 32 ? out.neg16() + 2 * (row0 * out.groups() + static_cast<std::size_t>(g) * R) + at : nullptr;
+  const auto quantize4 = group == 32 ? Quantize4<32> : Quantize4<0>;
   for (int r = 0; r < rows; r += 4) {
-    Quantize4(buf + r * ld, ld, std::min(4, rows - r), group, R, q + r * 4, out.scale() + cell + r,
+    quantize4(buf + r * ld, ld, std::min(4, rows - r), group, R, q + r * 32, out.scale() + cell + r,
               out.sum() + cell + r, out.neg() + cell + r, neg16 != nullptr ? neg16 + r : nullptr);
   }
 }

@@ -29,7 +29,7 @@ HWY_INLINE VF LoadWeight(const T* p) {
 // B neighbouring blocks times R rows. Every output has one accumulator, fed in order of k whatever R and B are.
 template <int R, int B, class T>
 HWY_NOINLINE void Blocks(const PackedMatrix& w, std::size_t first, const float* const* x, float* out, std::size_t ld,
-                         const char* prefetch) {
+                         const char* fetch, std::size_t fetch_step) {
   const DF df;
   const T* p[B];
   for (int b = 0; b < B; b++) p[b] = reinterpret_cast<const T*>(w.block(first + b));
@@ -41,8 +41,8 @@ HWY_NOINLINE void Blocks(const PackedMatrix& w, std::size_t first, const float* 
   for (int k = 0; k < depth; k++) {
     VF v[B * kPerBlock];
     for (int b = 0; b < B; b++) {
-      if (prefetch != nullptr) {
-        __builtin_prefetch(prefetch + b * w.block_bytes() + k * (kPlainColumns * sizeof(T)), 0, kToL2);
+      for (std::size_t o = 0; o < fetch_step; o += 64) {
+        __builtin_prefetch(fetch + (static_cast<std::size_t>(b) * depth + k) * fetch_step + o, 0, kToL2);
       }
       for (int i = 0; i < kPerBlock; i++) v[b * kPerBlock + i] = LoadWeight(p[b] + k * kPlainColumns + i * kLanes);
     }
@@ -57,41 +57,44 @@ HWY_NOINLINE void Blocks(const PackedMatrix& w, std::size_t first, const float* 
 }
 
 template <int R, class T>
-void Tile(const PackedMatrix& w, const Activations& x, std::size_t first, int count, int tile, float* out,
-          std::size_t ld, const char* prefetch) {
+void Rows(const PackedMatrix& w, const Activations& x, std::size_t first, int count, std::size_t row, float* out,
+          std::size_t ld, const Fetch& fetch) {
   const float* rows[R];
-  for (int r = 0; r < R; r++) rows[r] = x.x() + (static_cast<std::size_t>(tile) * x.tile() + r) * x.stride();
+  for (int r = 0; r < R; r++) rows[r] = x.x() + (row + r) * x.stride();
   // As many blocks at a time as accumulators fit into registers.
   constexpr int kWide = HWY_TARGET == HWY_AVX2 && R > 2 ? 1 : 2;
+  const auto depth = static_cast<std::size_t>(w.depth());
+  const std::size_t fetch_step = fetch.share(depth * static_cast<std::size_t>(count));
   int b = 0;
   for (; b + kWide <= count; b += kWide) {
-    Blocks<R, kWide, T>(w, first + b, rows, out + b * kPlainColumns, ld,
-                        prefetch != nullptr ? prefetch + b * w.block_bytes() : nullptr);
+    Blocks<R, kWide, T>(w, first + b, rows, out + b * kPlainColumns, ld, fetch.at + b * depth * fetch_step, fetch_step);
   }
   if constexpr (kWide > 1) {
     if (b < count) {
-      Blocks<R, 1, T>(w, first + b, rows, out + b * kPlainColumns, ld,
-                      prefetch != nullptr ? prefetch + b * w.block_bytes() : nullptr);
+      Blocks<R, 1, T>(w, first + b, rows, out + b * kPlainColumns, ld, fetch.at + b * depth * fetch_step, fetch_step);
     }
   }
 }
 
+using RowsFunction = void (*)(const PackedMatrix& w, const Activations& x, std::size_t first, int count,
+                              std::size_t row, float* out, std::size_t ld, const Fetch& fetch);
+
 template <class T>
-ProductFunction PickRows(int rows) {
-  static constexpr ProductFunction kRows[] = {
-    Tile<1, T>,
-    Tile<2, T>,
-    Tile<3, T>,
-    Tile<4, T>,
+RowsFunction PickRows(int rows) {
+  static constexpr RowsFunction kRows[] = {
+    Rows<1, T>,
+    Rows<2, T>,
+    Rows<3, T>,
+    Rows<4, T>,
 #if HWY_TARGET != HWY_AVX2
-    Tile<5, T>,
-    Tile<6, T>,
-    Tile<7, T>,
-    Tile<8, T>,
-    Tile<9, T>,
-    Tile<10, T>,
-    Tile<11, T>,
-    Tile<12, T>,
+    Rows<5, T>,
+    Rows<6, T>,
+    Rows<7, T>,
+    Rows<8, T>,
+    Rows<9, T>,
+    Rows<10, T>,
+    Rows<11, T>,
+    Rows<12, T>,
 #endif
   };
   return kRows[rows - 1];
@@ -100,12 +103,16 @@ ProductFunction PickRows(int rows) {
 }  // namespace
 
 void PlainProduct(const PackedMatrix& w, const Activations& x, std::size_t first, int count, int tile, float* out,
-                  std::size_t ld, const char* prefetch) {
-  const int rows = x.tile_rows(tile);
-  const ProductFunction f = w.kind() == WeightKind::f32   ? PickRows<float>(rows)
-                            : w.kind() == WeightKind::f16 ? PickRows<hwy::float16_t>(rows)
-                                                          : PickRows<hwy::bfloat16_t>(rows);
-  f(w, x, first, count, tile, out, ld, prefetch);
+                  std::size_t ld, const Fetch& fetch) {
+  const auto row0 = static_cast<std::size_t>(tile) * x.tile();
+  const int rows = x.tile_rows(tile), most = rows > kTile ? (rows + 1) / 2 : rows;  // AMX has higher tiles than this
+  for (int r = 0; r < rows; r += most) {
+    const int n = std::min(most, rows - r);
+    const RowsFunction f = w.kind() == WeightKind::f32   ? PickRows<float>(n)
+                           : w.kind() == WeightKind::f16 ? PickRows<hwy::float16_t>(n)
+                                                         : PickRows<hwy::bfloat16_t>(n);
+    f(w, x, first, count, row0 + r, out + r * ld, ld, r == 0 ? fetch : Fetch{});
+  }
 }
 
 }  // namespace HWY_NAMESPACE
