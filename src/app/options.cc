@@ -78,7 +78,8 @@ void add_model_options(CLI::App& command, ModelOptions& options, bool with_batch
   command.add_option("--threads", options.runtime.threads, "threads of the kernels; default: all processors")
       ->check(CLI::Range(1, 1024));
   command
-      .add_option("--isa", options.runtime.isa, "instruction set of the kernels: best, amx, avx3dl, avx3, avx2, scalar …")
+      .add_option("--isa", options.runtime.isa,
+                  "instruction set of the kernels: best, amx, avx3dl, avx3, avx2, scalar …")
       ->capture_default_str();
 }
 
