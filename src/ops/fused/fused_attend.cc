@@ -1,5 +1,4 @@
 // Attention: q, k and v go straight from their product into a buffer and the pages, and what is read comes from there.
-#include <mlx/mlx.h>
 
 #include <algorithm>
 #include <utility>
@@ -8,8 +7,6 @@
 #include "ops/fused/paged_layer.h"
 
 namespace galley::ops {
-
-namespace mx = mlx::core;
 
 Value FusedOps::attend(const Value& q, const Value& k, const Value& v, const AttentionSpec& spec, LayerKv& kv) {
   const Value qkv[] = {q, k, v};

@@ -88,7 +88,7 @@ AttentionMask mask_of(int position, int count, int begin, int window) {
 
 }  // namespace
 
-Value FusedOps::from_array(mx::array a) {
+Value FusedOps::from_array(const mx::array& a) {
   auto value = std::make_shared<Hidden>();
   value->columns = a.shape(-1);
   value->array = mx::reshape(a, {-1, value->columns});

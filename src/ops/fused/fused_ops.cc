@@ -80,7 +80,7 @@ std::shared_ptr<ActivationsHandle> FusedOps::consume(const Value& value, const P
 
 /// The value as f32 rows in one of the machine's buffers.
 std::shared_ptr<const FusedOps::Hidden> FusedOps::in_floats(const Value& value) {
-  const auto x = std::dynamic_pointer_cast<const Hidden>(value.impl());
+  auto x = std::dynamic_pointer_cast<const Hidden>(value.impl());
   if (x->floats != nullptr) return x;
   // It came from MLX (or must pass through it, like the result of an attention that nobody read in its own form).
   const mx::array array = x->array ? *x->array : to_array(value);

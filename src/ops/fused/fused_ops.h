@@ -115,7 +115,7 @@ class FusedOps final : public Ops {
   static NormPtr stock_norm(const NormPtr& norm);  ///< what a switched-off op takes; null for null
   static FactorPtr stock_factor(const FactorPtr& factor);
   static float factor_of(const FactorPtr& factor);  ///< 1 for null
-  Value from_array(mlx::core::array a);
+  Value from_array(const mlx::core::array& a);
   mlx::core::array to_array(const Value& value);
   std::vector<mlx::core::array> to_arrays(std::span<const Value> values);
   std::shared_ptr<ActivationsHandle> consume(const Value& value, const PackedNorm* norm,

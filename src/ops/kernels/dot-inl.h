@@ -92,7 +92,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace galley::kernels {
 
-template <>
+// No header but for its name: each simd_dot*.cc includes it once, with bits of its own.
+template <>  // NOLINTNEXTLINE(misc-definitions-in-headers)
 void fill_affine<GALLEY_BITS>([[maybe_unused]] Level level, [[maybe_unused]] Dot dot,
                               [[maybe_unused]] KernelTable& table) {
   [[maybe_unused]] ProductFunction& product = table.affine[GALLEY_BITS];

@@ -1,9 +1,8 @@
 #include "ops/kernels/pool.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <string>
 #include <utility>
 

@@ -31,7 +31,7 @@ void affine(const PackedMatrix& w, const Activations& x, std::size_t first, int 
         for (int g = 0; g < w.groups(); ++g) {
           std::int32_t dot = 0, sum = 0;
           for (int k = g * group; k < (g + 1) * group; ++k) {
-            const std::int32_t q = row[static_cast<std::ptrdiff_t>(k / 32) * rows * 32 + k % 32];
+            const int q = row[static_cast<std::ptrdiff_t>(k / 32) * rows * 32 + k % 32];
             dot += codes[static_cast<std::size_t>(k)] * q;
             sum += q;
           }
@@ -58,7 +58,7 @@ void plain(const PackedMatrix& w, const Activations& x, std::size_t first, int c
         float acc = 0;
         for (int k = 0; k < w.depth(); ++k) {
           const std::size_t at = static_cast<std::size_t>(k) * kPlainColumns + lane;
-          float v;
+          float v = 0;
           if (w.kind() == WeightKind::f32) {
             std::memcpy(&v, block + at * 4, 4);
           } else {
